@@ -1,0 +1,79 @@
+//! When a failed delivery is tried again (contract 7.6).
+
+use std::time::Duration;
+
+use rand::{Rng, RngExt};
+
+/// Exponential back-off with jitter, and the ceiling for a receiver's `Retry-After`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetrySchedule {
+    /// Delay before the second attempt.
+    pub initial: Duration,
+    /// No delay is longer, `Retry-After` excepted.
+    pub max: Duration,
+    /// Ceiling of `Retry-After`; zero = the header is ignored.
+    pub retry_after_max: Duration,
+}
+
+impl Default for RetrySchedule {
+    fn default() -> Self {
+        Self { initial: Duration::from_secs(1), max: Duration::from_secs(60), retry_after_max: Duration::from_secs(300) }
+    }
+}
+
+impl RetrySchedule {
+    /// `min(max, e + r)`, `e = initial × 2^min(attempt, 20)`, `r` uniform in `[0, e / 4]`; `attempt` is the value before
+    /// the increment. With a `retry_after` the larger of both, which is itself capped. Never overflows.
+    pub fn delay(&self, attempt: i32, retry_after: Option<Duration>, rng: &mut impl Rng) -> Duration {
+        let exponent = attempt.clamp(0, 20).unsigned_abs();
+        let base = self.initial.saturating_mul(1 << exponent);
+        let jitter_us = u64::try_from(base.as_micros() / 4).unwrap_or(u64::MAX);
+        let jitter = Duration::from_micros(rng.random_range(0..=jitter_us));
+        let own = base.saturating_add(jitter).min(self.max);
+        match retry_after {
+            Some(asked) => own.max(asked.min(self.retry_after_max)),
+            None => own,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rand::{SeedableRng, rngs::StdRng};
+
+    use super::*;
+
+    #[test]
+    fn the_default_schedule_is_about_1_2_4_8_seconds() {
+        let mut rng = StdRng::seed_from_u64(1);
+        for (attempt, seconds) in [(0, 1.0), (1, 2.0), (2, 4.0), (3, 8.0)] {
+            let delay = RetrySchedule::default().delay(attempt, None, &mut rng).as_secs_f64();
+            assert!((seconds..=seconds * 1.25).contains(&delay), "attempt {attempt}: {delay}");
+        }
+    }
+
+    #[test]
+    fn retry_after_only_ever_lengthens_and_is_capped() {
+        let schedule = RetrySchedule::default();
+        let mut rng = StdRng::seed_from_u64(1);
+        assert_eq!(schedule.delay(0, Some(Duration::from_secs(100)), &mut rng), Duration::from_secs(100));
+        assert_eq!(schedule.delay(0, Some(Duration::from_secs(1_000_000)), &mut rng), Duration::from_secs(300));
+        assert!(schedule.delay(3, Some(Duration::from_secs(1)), &mut rng) >= Duration::from_secs(8));
+        let ignoring = RetrySchedule { retry_after_max: Duration::ZERO, ..schedule };
+        assert!(ignoring.delay(0, Some(Duration::from_secs(100)), &mut rng) < Duration::from_secs(2));
+    }
+
+    proptest! {
+        #[test]
+        fn no_attempt_number_overflows(attempt: i32, initial_ms: u32, max_ms: u32, seed: u64) {
+            let schedule = RetrySchedule {
+                initial: Duration::from_millis(initial_ms.into()),
+                max: Duration::from_millis(max_ms.into()),
+                retry_after_max: Duration::MAX,
+            };
+            let delay = schedule.delay(attempt, None, &mut StdRng::seed_from_u64(seed));
+            prop_assert!(delay <= schedule.max);
+        }
+    }
+}
