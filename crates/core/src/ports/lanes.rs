@@ -124,7 +124,9 @@ pub trait Lanes: Send + Sync + 'static {
     /// All workers and the lanes of `scope`.
     async fn survey(&self, scope: Scope) -> Result<Survey, Fault>;
 
-    /// Takes free lanes and lanes of dead owners. Returns those that are ours now.
+    /// Takes free lanes and lanes of dead owners. Returns those that are ours now. Takes nothing while a lane of the scope names
+    /// a live worker of another Relay, or with another lane hash; two takers of one scope are serialised, so that two Relays
+    /// that start together cannot both get lanes.
     async fn take(&self, fence: &Fence, scope: Scope, wanted: &[Take]) -> Result<LaneSet, Fault>;
 
     /// Gives lanes that are ours to `to`, or back to the free ones. The caller has nothing of them in flight. Returns

@@ -53,7 +53,8 @@ pub struct KeyRead {
     pub from: i64,
 }
 
-/// The rows of one destination alone, from a position on. Rows of its topics without a destination, and its children.
+/// The rows *without a key* of one destination alone, from a position on: rows of its topics without a destination, and its
+/// children. (Rows with a key that were left behind are read by [`KeyRead`], which alone can keep their order.)
 #[derive(Debug, Clone)]
 pub struct DestinationRead {
     /// Value of the `destination` column of its children.
@@ -75,7 +76,9 @@ pub struct Read {
     pub walk_after: Option<Position>,
     /// At most this many rows from the walk.
     pub walk_limit: u32,
-    /// The lap: pending rows from here, but not behind `walk_after`. It finds what committed late.
+    /// The lap: pending rows from here, but not behind `walk_after`. It finds what committed late. Its rows always come with
+    /// [`crate::message::Payload::Omitted`]: nearly all of them are known already, the others are read again by key or
+    /// destination, so that a lap stays cheap behind any backlog.
     pub lap_after: Option<Position>,
     /// At most this many rows from the lap; 0 = no lap in this poll.
     pub lap_limit: u32,
@@ -84,17 +87,20 @@ pub struct Read {
     /// At most this many rows of each key.
     pub key_limit: u32,
     /// Rows whose `scheduled_at` is later than `created_at` and has come: retries, scheduled and replayed rows. At most
-    /// this many, longest due first.
+    /// this many, longest due first. Rows of `omit_topics` and `omit_destinations` are left out: the destination cannot take
+    /// them, and they must not hide others.
     pub later_limit: u32,
     /// Destinations to read for alone.
     pub destinations: Vec<DestinationRead>,
     /// Rows in memory: never returned. Rows settled in the same call are never returned either.
     pub exclude: Vec<Uuid>,
-    /// Rows of these exact topics, and children of these destinations, come with [`crate::message::Payload::Omitted`].
+    /// In the walk, rows of these exact topics (without a destination), and children of `omit_destinations`, come with
+    /// [`crate::message::Payload::Omitted`], since their destination is full or held. Does not apply to `keys`.
     pub omit_topics: Vec<String>,
     /// See `omit_topics`.
     pub omit_destinations: Vec<String>,
-    /// Stop after the row that reaches this sum of payload bytes, in each part of the read; at least one row is returned.
+    /// Stop after the row that reaches this sum of payload bytes, in each part of the read; at least one row is returned. A
+    /// part that stopped for this reason has not ended.
     pub bytes_max: u64,
     /// A larger payload is never loaded.
     pub payload_max: u64,
