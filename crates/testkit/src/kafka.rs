@@ -33,13 +33,15 @@ impl Peer for State {
         std::fs::create_dir_all(&data)?;
         std::fs::write(&config, properties(state.port, crate::free_port(), &data))?;
         let at = config.to_string_lossy().into_owned();
-        let log = std::fs::write(folder.join("log4j2.properties"), LOGGING).map(|()| folder.join("log4j2.properties"))?;
+        let log =
+            std::fs::write(folder.join("log4j2.properties"), LOGGING).map(|()| folder.join("log4j2.properties"))?;
         let logging = format!("-Dlog4j2.configurationFile={}", log.display());
         let id = "UXVldWVCb3hUZXN0MDAwMQ";
         let format = ["-Xmx128m", "-XX:TieredStopAtLevel=1", &logging, "-cp", &classes, "kafka.tools.StorageTool"];
         let format = [&format[..], &["format", "-t", id, "-c", &at]].concat();
         run(&java.to_string_lossy(), &format).context("cannot format Kafka's storage")?;
-        let args = ["-Xmx384m", "-Xms128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Djava.net.preferIPv4Stack=true"];
+        let args =
+            ["-Xmx384m", "-Xms128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Djava.net.preferIPv4Stack=true"];
         let args = [&args[..], &[&logging, "-cp", &classes, "kafka.Kafka", &at]].concat();
         let launch = Launch {
             program: java,

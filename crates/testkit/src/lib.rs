@@ -23,6 +23,7 @@ mod proxy;
 mod rabbitmq;
 mod recorder;
 mod shared;
+mod tls;
 mod wait;
 
 pub use child::Signal;
@@ -36,6 +37,7 @@ pub use process::{Process, ProcessBuilder, Unfinished, queuebox_binary};
 pub use proxy::{Proxy, ProxyMode};
 pub use rabbitmq::{RabbitMq, private_rabbitmq, private_rabbitmq_with, rabbitmq, try_rabbitmq};
 pub use recorder::{Answer, Ending, Recorded, Recorder};
+pub use tls::{Authority, Identity};
 pub use wait::{eventually, eventually_ok, init};
 
 /// A short name that no other test uses: lower-case letters and digits, `prefix` first.

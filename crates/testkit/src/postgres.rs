@@ -116,7 +116,8 @@ pub async fn private_postgres() -> Postgres {
 /// [`private_postgres`] with settings as in `postgresql.conf`, for instance `("fsync", "on")`.
 pub async fn private_postgres_with(settings: &[(&str, &str)]) -> Postgres {
     crate::init();
-    let extra: Vec<String> = settings.iter().flat_map(|(name, value)| ["-c".into(), format!("{name}={value}")]).collect();
+    let extra: Vec<String> =
+        settings.iter().flat_map(|(name, value)| ["-c".into(), format!("{name}={value}")]).collect();
     let server = blocking(move || {
         Server::private(|_, launch, _| {
             launch.args.extend(extra);

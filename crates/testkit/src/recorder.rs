@@ -187,12 +187,8 @@ impl Recorder {
             connections: AtomicUsize::new(0),
             tls,
         });
-        let recorder = Recorder {
-            port: crate::free_port(),
-            shared,
-            open: watch::channel(true).0,
-            listening: Mutex::new(None),
-        };
+        let recorder =
+            Recorder { port: crate::free_port(), shared, open: watch::channel(true).0, listening: Mutex::new(None) };
         recorder.restart().await;
         recorder
     }

@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use queuebox_testkit::{Answer, Process, Proxy, ProxyMode, Recorder, Signal, eventually};
+use queuebox_testkit::{Answer, Authority, Identity, Process, Proxy, ProxyMode, Recorder, Signal, eventually};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -33,6 +33,26 @@ async fn recorder_goes_away_and_comes_back() {
 }
 
 #[tokio::test]
+async fn recorder_speaks_tls_and_asks_for_certificates() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let config = authority.mutual_server_config(&authority.server());
+    let recorder = Recorder::start_tls(config).await;
+    let client = |identity: Option<Identity>| {
+        let ca = reqwest::Certificate::from_pem(authority.ca_pem().as_bytes()).unwrap();
+        let mut builder = reqwest::Client::builder().tls_certs_only([ca]);
+        if let Some(identity) = identity {
+            let pem = identity.cert_pem() + &identity.key_pem();
+            builder = builder.identity(reqwest::Identity::from_pem(pem.as_bytes()).unwrap());
+        }
+        builder.build().unwrap()
+    };
+    assert!(client(Some(authority.client("shop"))).get(recorder.url()).send().await.is_ok());
+    assert!(client(None).get(recorder.url()).send().await.is_err());
+    assert!(client(Some(stranger.client("shop"))).get(recorder.url()).send().await.is_err());
+    assert_eq!(recorder.count(), 1);
+}
+
+#[tokio::test]
 async fn proxy_cuts_and_holds_replies() {
     let recorder = Recorder::start().await;
     let proxy = Proxy::to(recorder.port()).await;
@@ -51,7 +71,8 @@ async fn proxy_cuts_and_holds_replies() {
 
 #[tokio::test]
 async fn process_output_and_end() {
-    let process = Process::program("/bin/sh").args(["-c", "trap 'echo bye; exit 3' TERM; echo hello; while :; do sleep 0.05; done"]);
+    let process = Process::program("/bin/sh")
+        .args(["-c", "trap 'echo bye; exit 3' TERM; echo hello; while :; do sleep 0.05; done"]);
     let process = process.spawn();
     process.wait_output("hello", SOON).await;
     process.signal(Signal::Term);
@@ -73,7 +94,8 @@ async fn children_end_with_a_killed_parent() {
         .args(["--exact", "tools::children_end_with_a_killed_parent"])
         .env("TESTKIT_CHILD_PID_FILE", &file)
         .spawn();
-    let pid: u32 = eventually("the child runs", SOON, || async { std::fs::read_to_string(&file).ok()?.parse().ok() }).await;
+    let pid: u32 =
+        eventually("the child runs", SOON, || async { std::fs::read_to_string(&file).ok()?.parse().ok() }).await;
     let sleeping = || std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains("sleep"));
     assert!(sleeping());
     middle.kill9().await;
