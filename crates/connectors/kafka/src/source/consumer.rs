@@ -1,0 +1,557 @@
+//! The source's thread: polls the consumer, hands batches to the intake, stores offsets, seeks back.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, Sender},
+    },
+    time::{Duration, Instant},
+};
+
+use queuebox_core::ports::{Admission, Intake, Received};
+use rand::RngExt;
+use rdkafka::{
+    Message, Offset, TopicPartitionList,
+    consumer::{BaseConsumer, Consumer, base_consumer::PartitionQueue},
+    error::{KafkaError, RDKafkaErrorCode},
+    message::BorrowedMessage,
+};
+use tokio::runtime::Handle;
+
+use super::{
+    group::{Event, Group, Place},
+    health::Health,
+    partition::Progress,
+    received::received,
+    topics_text,
+};
+use crate::{
+    client::{Fingerprint, fingerprint, overrides, properties},
+    config::SourceConfig,
+    fault::reason_of,
+};
+
+/// Longest time between two polls of the consumer.
+pub(super) const POLL_MAX: Duration = Duration::from_millis(200);
+
+/// A batch is full at this size, whatever its number of records.
+const BATCH_BYTES: usize = 4 << 20;
+
+/// After a stop, how long answers of the intake are waited for.
+const ANSWERS_MAX: Duration = Duration::from_secs(3);
+
+/// Bound of a seek; it waits for the library's own threads, not for the broker.
+const SEEK_MAX: Duration = Duration::from_secs(2);
+
+/// Bound of a question whether the topics are there.
+const CHECK_MAX: Duration = Duration::from_secs(3);
+
+const BACKOFF_MIN: Duration = Duration::from_secs(1);
+const BACKOFF_MAX: Duration = Duration::from_secs(30);
+
+/// Why the thread wakes up.
+#[derive(Debug)]
+pub(super) enum Wake {
+    /// End.
+    Stop,
+    /// The client library has something.
+    Kafka,
+    /// The intake answered.
+    Answers { place: Place, assignment: u64, taken: Vec<bool> },
+    /// All topics are there, or what is missing.
+    Checked(Result<(), String>),
+}
+
+/// Everything that outlives one consumer.
+pub(super) struct Worker {
+    config: SourceConfig,
+    health: Arc<Health>,
+    intake: Arc<dyn Intake>,
+    wake: Sender<Wake>,
+    wakes: Receiver<Wake>,
+    runtime: Handle,
+    assignments: u64,
+}
+
+/// Why a consumer ended.
+enum End {
+    Stopped,
+    /// A secret was rotated: the next consumer begins at once.
+    Rotated,
+    Failed(String),
+}
+
+impl Worker {
+    pub(super) fn new(
+        config: SourceConfig,
+        health: Arc<Health>,
+        intake: Arc<dyn Intake>,
+        wake: Sender<Wake>,
+        wakes: Receiver<Wake>,
+        runtime: Handle,
+    ) -> Self {
+        Self { config, health, intake, wake, wakes, runtime, assignments: 0 }
+    }
+
+    /// Runs until [`Wake::Stop`]; makes the consumer anew after a fatal error, with back-off.
+    pub(super) fn run(mut self) {
+        let mut backoff = BACKOFF_MIN;
+        loop {
+            let began = Instant::now();
+            let why = match self.consume() {
+                End::Stopped => return,
+                End::Rotated => continue,
+                End::Failed(why) => why,
+            };
+            self.health.down(why);
+            if began.elapsed() > BACKOFF_MAX {
+                backoff = BACKOFF_MIN;
+            }
+            if self.stopped_within(backoff.mul_f64(rand::rng().random_range(0.75..1.0))) {
+                return;
+            }
+            backoff = (backoff * 2).min(BACKOFF_MAX);
+        }
+    }
+
+    fn consume(&mut self) -> End {
+        match Session::open(self) {
+            Ok(mut session) => session.run(),
+            Err(why) => End::Failed(format!(
+                "consumer group {:?} cannot start on {}: {why}",
+                self.config.group_id, self.config.cluster.bootstrap_servers
+            )),
+        }
+    }
+
+    /// Waits out a back-off. Answers that come meanwhile belong to the consumer that is gone.
+    fn stopped_within(&self, wait: Duration) -> bool {
+        let until = Instant::now() + wait;
+        loop {
+            match self.wakes.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => return true,
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => return false,
+            }
+        }
+    }
+}
+
+/// A partition that is ours.
+struct Assigned {
+    /// Tells this assignment from earlier ones of the same partition, whose answers may still come.
+    assignment: u64,
+    queue: PartitionQueue<Group>,
+    /// Records that came before the partition had a queue of its own.
+    early: VecDeque<(i64, Received)>,
+    progress: Progress,
+}
+
+/// One consumer from its start to its end.
+struct Session<'w> {
+    worker: &'w mut Worker,
+    // Before `consumer`: the queues go first.
+    partitions: BTreeMap<Place, Assigned>,
+    consumer: Arc<BaseConsumer<Group>>,
+    fingerprint: Fingerprint,
+    kicked: Arc<AtomicBool>,
+    /// Partition that is served first, so that none is always last.
+    turn: usize,
+    joined: bool,
+    problem: Option<String>,
+    next_check: Option<Instant>,
+    check_pause: Duration,
+}
+
+impl<'w> Session<'w> {
+    fn open(worker: &'w mut Worker) -> Result<Self, String> {
+        let (mut native, fingerprint) = properties(&worker.config.cluster).map_err(|fault| fault.to_string())?;
+        consumer_properties(&mut native, &worker.config);
+        let group = Group::new(worker.config.auto_offset_reset);
+        let mut consumer: BaseConsumer<Group> = native.create_with_context(group).map_err(|error| reason_of(&error))?;
+        let kicked = Arc::new(AtomicBool::new(false));
+        consumer.set_nonempty_callback(kick(&kicked, &worker.wake));
+        let topics: Vec<&str> = worker.config.topics.iter().map(String::as_str).collect();
+        consumer.subscribe(&topics).map_err(|error| reason_of(&error))?;
+        Ok(Self {
+            worker,
+            partitions: BTreeMap::new(),
+            consumer: Arc::new(consumer),
+            fingerprint,
+            kicked,
+            turn: 0,
+            joined: false,
+            problem: None,
+            next_check: Some(Instant::now() + BACKOFF_MIN),
+            check_pause: BACKOFF_MIN,
+        })
+    }
+
+    fn run(&mut self) -> End {
+        let mut stopping: Option<Instant> = None;
+        loop {
+            if let Some(end) = self.serve() {
+                return end;
+            }
+            match stopping {
+                None => {
+                    self.resume_due();
+                    self.hand_out();
+                    self.check_if_due();
+                }
+                Some(until) if self.in_flight() == 0 || Instant::now() >= until => return End::Stopped,
+                Some(_) => {}
+            }
+            let mut wake = self.worker.wakes.recv_timeout(self.nap());
+            loop {
+                match wake {
+                    Ok(Wake::Stop) | Err(RecvTimeoutError::Disconnected) => {
+                        stopping = stopping.or(Some(Instant::now() + ANSWERS_MAX));
+                    }
+                    Ok(Wake::Kafka) => {}
+                    Ok(Wake::Answers { place, assignment, taken }) => self.answered(&place, assignment, &taken),
+                    Ok(Wake::Checked(found)) => {
+                        if self.checked(found) {
+                            return End::Rotated;
+                        }
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                }
+                match self.worker.wakes.try_recv() {
+                    Ok(next) => wake = Ok(next),
+                    Err(_) => break,
+                }
+            }
+        }
+    }
+
+    /// Polls the consumer: events, and records that came before their partition had its own queue.
+    fn serve(&mut self) -> Option<End> {
+        self.kicked.store(false, Ordering::Release);
+        let consumer = self.consumer.clone();
+        // One empty answer may stand for an event that was consumed inside; two in a row mean that there is nothing.
+        let mut empty = 0;
+        while empty < 2 {
+            let polled = consumer.poll(Duration::ZERO);
+            self.apply_events();
+            match polled {
+                None => empty += 1,
+                Some(Ok(record)) => self.keep_early(&record),
+                Some(Err(KafkaError::MessageConsumptionFatal(code))) => {
+                    return Some(End::Failed(format!(
+                        "consumer group {:?} failed: {code}",
+                        self.worker.config.group_id
+                    )));
+                }
+                Some(Err(_complained_already)) => {}
+            }
+        }
+        None
+    }
+
+    fn apply_events(&mut self) {
+        for event in self.consumer.context().take() {
+            match event {
+                Event::Assigned(places) => {
+                    self.joined = true;
+                    for place in places {
+                        self.assign(place);
+                    }
+                    self.tell_health();
+                }
+                // Answers that are still to come for these find another assignment, or none, and are not committed.
+                Event::Revoked(places) => places.iter().for_each(|place| drop(self.partitions.remove(place))),
+                Event::Complaint(code, text) => self.complain(code, text),
+            }
+        }
+    }
+
+    fn assign(&mut self, place: Place) {
+        let Some(mut queue) = self.consumer.split_partition_queue(&place.0, place.1) else {
+            tracing::error!(topic = place.0, partition = place.1, "the partition has no queue");
+            return;
+        };
+        queue.set_nonempty_callback(kick(&self.kicked, &self.worker.wake));
+        self.worker.assignments += 1;
+        let assigned = Assigned {
+            assignment: self.worker.assignments,
+            queue,
+            early: VecDeque::new(),
+            progress: Progress::default(),
+        };
+        self.partitions.insert(place, assigned);
+    }
+
+    fn keep_early(&mut self, record: &BorrowedMessage<'_>) {
+        if let Some(assigned) = self.partitions.get_mut(&(record.topic().to_owned(), record.partition())) {
+            assigned.early.push_back((record.offset(), received(record)));
+        }
+    }
+
+    /// Gives every idle partition's records to the intake, within `maxPollRecords` for all together.
+    fn hand_out(&mut self) {
+        let places: Vec<Place> = self.partitions.keys().cloned().collect();
+        if places.is_empty() {
+            return;
+        }
+        self.turn = (self.turn + 1) % places.len();
+        let mut free = (self.worker.config.max_poll_records.max(1) as usize).saturating_sub(self.in_flight());
+        for place in places.iter().cycle().skip(self.turn).take(places.len()) {
+            // A quarter stays free, so that one slow partition cannot take all there is.
+            let cap = if places.len() > 1 { (free * 3 / 4).max(1) } else { free };
+            if free == 0 {
+                return;
+            }
+            free -= self.hand_out_one(place, cap);
+        }
+    }
+
+    fn hand_out_one(&mut self, place: &Place, cap: usize) -> usize {
+        let Some(assigned) = self.partitions.get_mut(place).filter(|assigned| assigned.progress.is_idle()) else {
+            return 0;
+        };
+        let limit = assigned.progress.share(cap);
+        let (mut offsets, mut batch, mut bytes) = (Vec::new(), Vec::new(), 0);
+        while batch.len() < limit && bytes < BATCH_BYTES {
+            let (offset, record) = match assigned.early.pop_front() {
+                Some(early) => early,
+                None => match assigned.queue.poll(Duration::ZERO) {
+                    Some(Ok(record)) => (record.offset(), received(&record)),
+                    Some(Err(_complained_already)) => continue,
+                    None => break,
+                },
+            };
+            bytes += record.body.len();
+            offsets.push(offset);
+            batch.push(record);
+        }
+        let count = batch.len();
+        if count > 0 {
+            assigned.progress.start(offsets);
+            let reply = Reply {
+                wake: self.worker.wake.clone(),
+                place: place.clone(),
+                assignment: assigned.assignment,
+                taken: Vec::new(),
+            };
+            let intake = self.worker.intake.clone();
+            self.worker.runtime.spawn(reply.fill(intake, batch));
+        }
+        count
+    }
+
+    fn in_flight(&self) -> usize {
+        self.partitions.values().map(|assigned| assigned.progress.in_flight()).sum()
+    }
+
+    fn answered(&mut self, place: &Place, assignment: u64, taken: &[bool]) {
+        let Some(assigned) = self.partitions.get_mut(place).filter(|assigned| assigned.assignment == assignment) else {
+            return;
+        };
+        let verdict = assigned.progress.finish(taken, Instant::now());
+        if verdict.back_to.is_some() {
+            assigned.early.clear();
+        }
+        if let Some(offset) = verdict.done_before {
+            self.store_offset(place, offset);
+        }
+        if let Some((offset, pause)) = verdict.back_to {
+            tracing::warn!(
+                topic = place.0,
+                partition = place.1,
+                offset,
+                ?pause,
+                "record not stored; its partition pauses and goes back to it"
+            );
+            self.pause(place, offset);
+        }
+    }
+
+    /// Marks everything before `offset` as done; the library commits it soon, and before it gives the partition away.
+    fn store_offset(&self, place: &Place, offset: i64) {
+        let mut done = TopicPartitionList::new();
+        let stored = done
+            .add_partition_offset(&place.0, place.1, Offset::Offset(offset))
+            .and_then(|()| self.consumer.store_offsets(&done));
+        if let Err(error) = stored {
+            // The partition is being taken from us: its next owner repeats the records, and the inbox knows them.
+            tracing::debug!(topic = place.0, partition = place.1, offset, %error, "offset not stored");
+        }
+    }
+
+    fn pause(&mut self, place: &Place, offset: i64) {
+        let mut one = TopicPartitionList::new();
+        one.add_partition(&place.0, place.1);
+        if let Err(error) = self.consumer.pause(&one) {
+            tracing::debug!(topic = place.0, partition = place.1, %error, "partition not paused");
+        }
+        self.seek(place, offset);
+    }
+
+    fn seek(&mut self, place: &Place, offset: i64) {
+        if let Err(error) = self.consumer.seek(&place.0, place.1, Offset::Offset(offset), SEEK_MAX) {
+            tracing::debug!(topic = place.0, partition = place.1, offset, %error, "partition did not go back");
+        }
+    }
+
+    fn resume_due(&mut self) {
+        let now = Instant::now();
+        let due: Vec<(Place, i64)> = self
+            .partitions
+            .iter_mut()
+            .filter_map(|(place, assigned)| Some((place.clone(), assigned.progress.resume(now)?)))
+            .collect();
+        for (place, offset) in due {
+            let mut one = TopicPartitionList::new();
+            one.add_partition(&place.0, place.1);
+            if let Err(error) = self.consumer.resume(&one) {
+                tracing::debug!(topic = place.0, partition = place.1, %error, "partition not resumed");
+            }
+            self.seek(&place, offset);
+        }
+    }
+
+    /// How long nothing is to be done unless something happens.
+    fn nap(&self) -> Duration {
+        let now = Instant::now();
+        let pauses = self.partitions.values().filter_map(|assigned| assigned.progress.paused_until());
+        let next = pauses.chain(self.next_check).min().unwrap_or(now + POLL_MAX);
+        next.saturating_duration_since(now).clamp(Duration::from_millis(1), POLL_MAX)
+    }
+
+    fn complain(&mut self, code: RDKafkaErrorCode, text: String) {
+        tracing::debug!(group = self.worker.config.group_id, ?code, text, "Kafka consumer complains");
+        if code == RDKafkaErrorCode::PollExceeded || code == RDKafkaErrorCode::AssignmentLost {
+            self.joined = false;
+        }
+        self.problem = Some(text);
+        self.check_pause = BACKOFF_MIN;
+        self.next_check.get_or_insert(Instant::now() + BACKOFF_MIN);
+        self.tell_health();
+    }
+
+    /// Asks whether the topics are there, on another thread, while something is wrong.
+    fn check_if_due(&mut self) {
+        if self.next_check.is_none_or(|due| Instant::now() < due) {
+            return;
+        }
+        // The answer sets the next time.
+        self.next_check = None;
+        let consumer = self.consumer.clone();
+        let topics = self.worker.config.topics.clone();
+        let wake = self.worker.wake.clone();
+        self.worker.runtime.spawn_blocking(move || {
+            let found = topics.iter().try_for_each(|topic| check_topic(&consumer, topic));
+            drop(consumer);
+            let _ = wake.send(Wake::Checked(found));
+        });
+    }
+
+    /// Takes the answer of a check. True when the consumer must be made anew with other secrets.
+    fn checked(&mut self, found: Result<(), String>) -> bool {
+        match found {
+            Ok(()) => self.problem = None,
+            // The library's own words, where it has some, say more than a question without an answer.
+            Err(missing) => self.problem = Some(missing),
+        }
+        let well = self.joined && self.problem.is_none();
+        self.next_check = (!well).then(|| Instant::now() + self.check_pause);
+        self.check_pause = (self.check_pause * 2).min(BACKOFF_MAX / 3);
+        self.tell_health();
+        !well && fingerprint(&self.worker.config.cluster).is_some_and(|now| now != self.fingerprint)
+    }
+
+    fn tell_health(&self) {
+        let config = &self.worker.config;
+        match &self.problem {
+            None if self.joined => self.worker.health.up(&config.group_id),
+            problem => self.worker.health.down(format!(
+                "consumer group {:?} on {} does not receive from {}: {}",
+                config.group_id,
+                config.cluster.bootstrap_servers,
+                topics_text(&config.topics),
+                problem.as_deref().unwrap_or("it has not joined the group yet")
+            )),
+        }
+    }
+}
+
+fn check_topic(consumer: &BaseConsumer<Group>, topic: &str) -> Result<(), String> {
+    let metadata = consumer.fetch_metadata(Some(topic), CHECK_MAX).map_err(|error| reason_of(&error))?;
+    match metadata.topics().first().and_then(|found| found.error()).map(RDKafkaErrorCode::from) {
+        None => Ok(()),
+        Some(RDKafkaErrorCode::UnknownTopic | RDKafkaErrorCode::UnknownTopicOrPartition) => {
+            Err(format!("topic {topic:?} does not exist"))
+        }
+        Some(code) => Err(format!("topic {topic:?}: {code}")),
+    }
+}
+
+/// Wakes the thread, once until it has looked.
+fn kick(kicked: &Arc<AtomicBool>, wake: &Sender<Wake>) -> impl Fn() + Send + Sync + 'static {
+    let (kicked, wake) = (kicked.clone(), wake.clone());
+    move || {
+        if !kicked.swap(true, Ordering::AcqRel) {
+            let _ = wake.send(Wake::Kafka);
+        }
+    }
+}
+
+/// Sends the intake's answers when it is dropped: also when the intake panics or the runtime stops, and then without
+/// answers, which counts as failed.
+struct Reply {
+    wake: Sender<Wake>,
+    place: Place,
+    assignment: u64,
+    taken: Vec<bool>,
+}
+
+impl Reply {
+    async fn fill(mut self, intake: Arc<dyn Intake>, batch: Vec<Received>) {
+        let answers = intake.admit(batch).await;
+        self.taken = answers
+            .iter()
+            .map(|answer| matches!(answer, Admission::Stored(_) | Admission::Duplicate | Admission::Filtered))
+            .collect();
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        let answers = Wake::Answers {
+            place: std::mem::take(&mut self.place),
+            assignment: self.assignment,
+            taken: std::mem::take(&mut self.taken),
+        };
+        let _ = self.wake.send(answers);
+    }
+}
+
+fn consumer_properties(native: &mut rdkafka::ClientConfig, config: &SourceConfig) {
+    for (property, value) in [
+        ("group.id", config.group_id.as_str()),
+        ("auto.offset.reset", config.auto_offset_reset.as_str()),
+        // We say what is done; the library commits it every half second, before it gives a partition away, and at its end.
+        ("enable.auto.offset.store", "false"),
+        ("enable.auto.commit", "true"),
+        ("auto.commit.interval.ms", "500"),
+        // A rebalance takes only the partitions that move; the others go on.
+        ("partition.assignment.strategy", "cooperative-sticky"),
+        // Heartbeats come from the library's own thread, so that a slow intake does not count as death.
+        ("session.timeout.ms", "15000"),
+        // New topics and partitions are noticed within so long.
+        ("topic.metadata.refresh.interval.ms", "10000"),
+        ("allow.auto.create.topics", "false"),
+        // Prefetch per partition: two fetches; the default of 64 MiB each would be all the memory there is.
+        ("queued.min.messages", "5000"),
+        ("queued.max.messages.kbytes", "2048"),
+        // A full prefetch is looked at again soon; the default of 1 s halves the throughput.
+        ("fetch.queue.backoff.ms", "20"),
+        ("fetch.max.bytes", "8388608"),
+    ] {
+        native.set(property, value);
+    }
+    overrides(native, &config.cluster);
+}
