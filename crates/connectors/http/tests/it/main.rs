@@ -1,0 +1,6 @@
+//! The HTTP connector against real sockets on loopback. Rows of `docs/conformance.md` and cases carry their names, as far
+//! as the connector alone can show them; with a database they are shown again by the scenarios.
+
+mod delivery;
+mod peer;
+mod receiving;
