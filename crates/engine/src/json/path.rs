@@ -123,7 +123,7 @@ fn quoted(text: &str, quote: char) -> Option<(Step, &str)> {
 ///
 /// # Errors
 /// As [`scan`].
-pub fn values_at(body: &[u8], limits: Limits, paths: &[&Path]) -> Result<Vec<Option<String>>, Unusable> {
+pub fn values_at(body: &[u8], limits: Limits, paths: &[Path]) -> Result<Vec<Option<String>>, Unusable> {
     let mut finder = Finder {
         deepest: paths.iter().map(|path| path.steps.len()).max().unwrap_or(0),
         paths,
@@ -144,7 +144,7 @@ enum Place<'a> {
 }
 
 struct Finder<'a, 'p> {
-    paths: &'p [&'p Path],
+    paths: &'p [Path],
     /// Length of the longest path: deeper values concern nobody.
     deepest: usize,
     /// Per path: how many of its steps the open containers have taken.
@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     fn value(body: &str, path: &str) -> Option<String> {
-        values_at(body.as_bytes(), Limits::default(), &[&Path::parse(path).unwrap()]).unwrap().remove(0)
+        values_at(body.as_bytes(), Limits::default(), &[Path::parse(path).unwrap()]).unwrap().remove(0)
     }
 
     #[test]

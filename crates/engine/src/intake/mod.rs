@@ -1,0 +1,234 @@
+//! The way in, the same for HTTP and brokers: filter → attributes → transform → store (contract 6.1, steps 6 to 10).
+//!
+//! ```text
+//!   Received ──filter──► attributes ──transform──► NewInboxRow ──Admissions──► Inbox
+//!               │            │            │                          │
+//!            Filtered     Refused      Refused                 Stored, Duplicate, Failed
+//!                         (HTTP)       (HTTP)                   (tried again in place)
+//! ```
+//!
+//! Invariants:
+//! - An answer of `Stored` or `Duplicate` comes after the commit of the row that it speaks of.
+//! - A broker message is answered with a row, or not at all: one that cannot be used becomes one dead row.
+//! - Rows are stored in the order of the batch; behind one that cannot be stored now, those of its aggregate wait.
+
+pub mod admissions;
+pub mod config;
+mod prepare;
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use futures::StreamExt as _;
+use queuebox_core::{
+    Fault,
+    message::{DeadCode, NewInboxRow},
+    ports::{Admission, Admitted, Intake, Received, source::Refusal},
+};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+pub(crate) use self::prepare::render_topic;
+use self::{admissions::Answered, prepare::Prepared};
+pub use self::{
+    admissions::{AdmissionLimits, Admissions},
+    config::{KeyFallback, KeyRule, Origins, PublishTime, SourceConfig, SourceKind, StoreLimits},
+};
+use crate::{
+    attributes::{Reader, Warnings},
+    ids::Ids,
+    inbox_observer::{InboxEvent, InboxObserver, Rejection},
+};
+
+/// So many messages of a batch are read and transformed at the same time.
+const PREPARED_AT_ONCE: usize = 16;
+
+/// Pauses between tries of a broker's store (contract 6.7).
+const BROKER_PAUSE: Pause = Pause { first: Duration::from_millis(500), last: Duration::from_secs(10) };
+
+/// Pauses between tries while an HTTP sender waits.
+const HTTP_PAUSE: Pause = Pause { first: Duration::from_millis(50), last: Duration::from_millis(500) };
+
+#[derive(Debug, Clone, Copy)]
+struct Pause {
+    first: Duration,
+    last: Duration,
+}
+
+/// What the sources of a worker share.
+#[derive(Clone)]
+pub struct IntakeParts {
+    /// The queue in front of the inbox.
+    pub admissions: Admissions,
+    /// Makes ids.
+    pub ids: Arc<Ids>,
+    /// Counts.
+    pub observer: Arc<dyn InboxObserver>,
+    /// When it is cancelled, a store that fails is not tried again.
+    pub stop: CancellationToken,
+}
+
+/// The intake of one source.
+pub struct SourceIntake {
+    config: SourceConfig,
+    reader: Reader,
+    parts: IntakeParts,
+    warnings: Warnings,
+}
+
+impl SourceIntake {
+    /// The intake of the source that `config` describes.
+    pub fn new(config: SourceConfig, parts: IntakeParts) -> Self {
+        Self { reader: Reader::new(&config), config, parts, warnings: Warnings::default() }
+    }
+
+    /// The source as configured.
+    pub fn config(&self) -> &SourceConfig {
+        &self.config
+    }
+
+    fn count(&self, event: &InboxEvent<'_>) {
+        self.parts.observer.observe(event);
+    }
+
+    /// Stores `rows` in chunks that fit into a flush. After a chunk with a failure the rest is not tried: it must not
+    /// overtake.
+    async fn store(&self, mut rows: Vec<NewInboxRow>) -> Vec<Admission> {
+        let deadline = Instant::now() + self.config.store_within;
+        let mut admissions = Vec::with_capacity(rows.len());
+        let mut failed: Option<Fault> = None;
+        while !rows.is_empty() {
+            let rest = rows.split_off(self.chunk(&rows));
+            if let Some(fault) = &failed {
+                admissions.extend(rows.iter().map(|_| Admission::Failed(fault.clone())));
+            } else {
+                let stored = self.store_chunk(rows, deadline).await;
+                failed = stored.iter().find_map(|admission| match admission {
+                    Admission::Failed(fault) => Some(fault.clone()),
+                    _ => None,
+                });
+                admissions.extend(stored);
+            }
+            rows = rest;
+        }
+        for _ in admissions.iter().filter(|admission| matches!(admission, Admission::Failed(_))) {
+            self.count(&InboxEvent::Rejected(Rejection::StorageFailed));
+        }
+        admissions
+    }
+
+    /// How many of `rows` make the next flush: one at least.
+    fn chunk(&self, rows: &[NewInboxRow]) -> usize {
+        let limits = self.parts.admissions.limits();
+        let mut bytes = 0;
+        let fitting = rows.iter().take(limits.flush_rows_max).take_while(|row| {
+            bytes += admissions::weight(row);
+            bytes <= limits.flush_bytes_max
+        });
+        fitting.count().clamp(1, rows.len())
+    }
+
+    /// Stores one chunk, and tries what failed again until `deadline`.
+    async fn store_chunk(&self, rows: Vec<NewInboxRow>, deadline: Instant) -> Vec<Admission> {
+        let mut results: Vec<Option<Admission>> = vec![None; rows.len()];
+        let mut open: Vec<(usize, NewInboxRow)> = rows.into_iter().enumerate().collect();
+        let pauses = if self.config.kind.is_broker() { BROKER_PAUSE } else { HTTP_PAUSE };
+        let mut pause = pauses.first;
+        loop {
+            let Some(round) = self.try_once(open, &mut results, deadline).await else { break };
+            open = round;
+            let wait = pause.mul_f64(1.0 + self.parts.ids.jitter() / 4.0);
+            if open.is_empty() || Instant::now() + wait > deadline || self.parts.stop.is_cancelled() {
+                break;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = self.parts.stop.cancelled() => break,
+            }
+            pause = (pause * 2).min(pauses.last);
+        }
+        let late = || Fault::transient("store_timeout", "the inbox did not answer in time; sending again is safe");
+        results.into_iter().map(|result| result.unwrap_or_else(|| Admission::Failed(late()))).collect()
+    }
+
+    /// One try. Writes what is decided into `results` and returns the rows to be tried again, those that are suspected of being
+    /// the cause last; `None` when time is up.
+    async fn try_once(
+        &self,
+        open: Vec<(usize, NewInboxRow)>,
+        results: &mut [Option<Admission>],
+        deadline: Instant,
+    ) -> Option<Vec<(usize, NewInboxRow)>> {
+        let (places, rows): (Vec<usize>, Vec<NewInboxRow>) = open.into_iter().unzip();
+        let answers = self.parts.admissions.admit(rows);
+        // A broker waits for the database as long as it takes; a sender of HTTP has gone by then.
+        let answers = if self.config.kind.is_broker() {
+            answers.await
+        } else {
+            tokio::time::timeout_at(deadline, answers).await.ok()?
+        };
+        let (mut untried, mut suspects) = (Vec::new(), Vec::new());
+        for (place, Answered { row, answer }) in places.into_iter().zip(answers) {
+            match answer {
+                Ok(Admitted::New(id)) => {
+                    self.count(&row.dead.as_deref().map_or(InboxEvent::Stored, rejection_of));
+                    results[place] = Some(Admission::Stored(id));
+                }
+                Ok(Admitted::Duplicate) => {
+                    self.count(&InboxEvent::Duplicate);
+                    results[place] = Some(Admission::Duplicate);
+                }
+                Ok(Admitted::Collision(fault)) => {
+                    tracing::error!(source = self.config.name, %fault, "the inbox's collation merges keys that differ");
+                    results[place] = Some(Admission::Failed(fault));
+                }
+                Ok(Admitted::Refused(fault)) if !self.config.kind.is_broker() => {
+                    self.count(&InboxEvent::Rejected(Rejection::ExtractionFailed));
+                    results[place] = Some(Admission::Refused { kind: Refusal::BadAttribute, reason: fault.detail });
+                }
+                // The dead row itself was refused: nothing is left to try.
+                Ok(Admitted::Refused(fault)) if row.dead.is_some() => results[place] = Some(Admission::Failed(fault)),
+                Ok(Admitted::Refused(fault)) => suspects.push((place, prepare::refused(row, &fault))),
+                Err(missed) => {
+                    if self.warnings.may("store") {
+                        tracing::warn!(source = self.config.name, fault = %missed.fault, "a message was not stored");
+                    }
+                    results[place] = Some(Admission::Failed(missed.fault));
+                    if missed.is_suspect { suspects.push((place, row)) } else { untried.push((place, row)) }
+                }
+            }
+        }
+        untried.append(&mut suspects);
+        Some(untried)
+    }
+}
+
+/// How a row that is stored dead is counted.
+fn rejection_of(error: &str) -> InboxEvent<'static> {
+    let is_transform = error.starts_with(DeadCode::Rejected.as_str());
+    InboxEvent::Rejected(if is_transform { Rejection::TransformFailed } else { Rejection::ExtractionFailed })
+}
+
+#[async_trait]
+impl Intake for SourceIntake {
+    async fn admit(&self, batch: Vec<Received>) -> Vec<Admission> {
+        let prepared: Vec<Prepared> = futures::stream::iter(batch)
+            .map(|received| self.prepare(received))
+            .buffered(PREPARED_AT_ONCE)
+            .collect()
+            .await;
+        let mut rows = Vec::with_capacity(prepared.len());
+        let mut answers = Vec::with_capacity(prepared.len());
+        for prepared in prepared {
+            match prepared {
+                Prepared::Answered(admission) => answers.push(Some(admission)),
+                Prepared::Row(row) => {
+                    rows.push(*row);
+                    answers.push(None);
+                }
+            }
+        }
+        let mut stored = self.store(rows).await.into_iter();
+        answers.into_iter().filter_map(|answer| answer.or_else(|| stored.next())).collect()
+    }
+}
