@@ -6,4 +6,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod destination;
+pub mod source;
 pub mod store;
