@@ -60,7 +60,7 @@ pub(crate) fn rabbitmq_server() -> Result<PathBuf> {
 }
 
 pub(crate) fn nats_server() -> Result<PathBuf> {
-    let cached = cache_dir().join("nats/nats-server");
+    let cached = cache_dir().join("bin/nats-server");
     if cached.exists() {
         return Ok(cached);
     }

@@ -51,6 +51,8 @@ pub(crate) fn root() -> Result<PathBuf> {
     target_dir().hash(&mut hasher);
     let root = std::env::temp_dir().join(format!("queuebox-testkit-{:08x}", hasher.finish() as u32));
     std::fs::create_dir_all(&root).with_context(|| format!("cannot make {}", root.display()))?;
+    // For `./dev stop`, which ends only what belongs to its own checkout.
+    std::fs::write(root.join("target"), target_dir().to_string_lossy().as_bytes())?;
     Ok(root)
 }
 
