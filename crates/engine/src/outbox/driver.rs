@@ -1,0 +1,634 @@
+//! The loop of one worker's outbox: asks the [window](super::window) what to do, does it, and tells it what came of it.
+//!
+//! One operation of the database runs at a time (settle and read, mark, expand), while publishes run beside it; so settles batch by
+//! themselves under load, and a lone message is settled at once. Only this module and the keeper know the clock.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use futures::future::BoxFuture;
+use queuebox_core::{
+    Fault, LaneSet, Uuid,
+    message::{Position, Stamp},
+    ports::{
+        Fence, Store,
+        outbox::{Expansion, Polled, Settle},
+    },
+};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::Instant,
+};
+
+use super::{
+    publish::{Command, Event, Job, Publisher},
+    window::{Asked, DestinationState, Note, Published, Start, Window},
+};
+use crate::{config::RelayConfig, metrics::Metrics};
+
+/// First pause after a poll that found nothing; doubles up to the poll interval.
+const PAUSE_FIRST: Duration = Duration::from_millis(2);
+/// Longest pause after the database failed.
+const FAILURE_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Polls in a row with rows after which a worker says that it need not be woken.
+const BUSY_POLLS: u32 = 16;
+
+/// What the keeper tells the driver.
+pub enum Order {
+    /// A registration with its lanes, or more lanes under the same one.
+    Own {
+        /// Under which fence.
+        fence: Fence,
+        /// These lanes.
+        lanes: LaneSet,
+        /// Of which these are to be worked carefully.
+        careful: LaneSet,
+    },
+    /// Let these lanes come to rest; reported by [`Rested`].
+    Drain(LaneSet),
+    /// The registration is lost: stop everything, write nothing.
+    Lost,
+    /// Come to an end by then: finish what is in flight, settle it.
+    Stop {
+        /// What is still open then is cut off.
+        deadline: Instant,
+        /// Lanes that the next owner must work carefully.
+        done: oneshot::Sender<LaneSet>,
+    },
+    /// Whether this configuration may declare rows without a route dead.
+    MayKillNoRoute(bool),
+}
+
+/// Lanes that came to rest and are not the driver's any more.
+#[derive(Debug, Clone, Copy)]
+pub struct Rested(pub LaneSet);
+
+/// How long the present lease holds by the local clock. `None` = no registration.
+#[derive(Debug, Clone, Copy)]
+pub struct LocalLease {
+    /// Its end, counted from before the renewal was sent.
+    pub until: Instant,
+    /// Nothing starts from here on: the last third of an unrenewed lease (contract 5.1.6).
+    pub start_until: Instant,
+}
+
+/// What people see of a driver.
+#[derive(Debug, Clone, Default)]
+pub struct DriverState {
+    /// State of each destination.
+    pub destinations: Vec<DestinationState>,
+    /// Lanes owned.
+    pub lanes: u32,
+    /// Why the last operation of the database failed, while it fails.
+    pub failing: Option<String>,
+}
+
+/// What a driver is built from.
+pub struct Parts {
+    /// The Relay.
+    pub config: Arc<RelayConfig>,
+    /// The database.
+    pub store: Arc<dyn Store>,
+    /// Counts.
+    pub metrics: Arc<Metrics>,
+    /// From the keeper.
+    pub orders: mpsc::UnboundedReceiver<Order>,
+    /// To the keeper.
+    pub rested: mpsc::UnboundedSender<Rested>,
+    /// From the keeper.
+    pub lease: watch::Receiver<Option<LocalLease>>,
+    /// Wakes the driver: the forward put rows into the outbox.
+    pub nudge: Arc<tokio::sync::Notify>,
+    /// For status and readiness.
+    pub state: watch::Sender<DriverState>,
+    /// Seed of the jitter.
+    pub seed: u64,
+}
+
+enum Done {
+    Polled { settles: Vec<Settle>, asked: Asked, result: Result<Polled, Fault> },
+    Marked { rows: Vec<(Position, Stamp)>, result: Result<Vec<Uuid>, Fault> },
+    Expanded { expansions: Vec<Expansion>, result: Result<Vec<Uuid>, Fault> },
+    Idled { idle: bool, result: Result<(), Fault> },
+}
+
+/// See the module.
+pub struct Driver {
+    parts: Parts,
+    window: Window,
+    publishers: Vec<mpsc::UnboundedSender<Command>>,
+    events: mpsc::UnboundedReceiver<Event>,
+    fence: Option<Fence>,
+    epoch: u64,
+    /// Careful lanes that have come to rest already.
+    careful_rested: LaneSet,
+    operation: Option<BoxFuture<'static, Done>>,
+    /// Answers to operations begun before this registration are worth nothing.
+    operation_is_stale: bool,
+    read_at: Instant,
+    pause: Duration,
+    failure_pause: Duration,
+    settles_repeated: bool,
+    busy_polls: u32,
+    idle_written: bool,
+    idle_wanted: bool,
+    stopping: Option<(Instant, oneshot::Sender<LaneSet>)>,
+    last_state: Instant,
+}
+
+impl Driver {
+    /// Starts the publishers; the loop starts with [`run`](Self::run).
+    pub fn new(parts: Parts) -> Self {
+        let now = Instant::now();
+        let always_careful = !parts.store.has_lanes();
+        let window = Window::new(&parts.config, parts.store.lane_count(), always_careful, parts.seed, now);
+        let (events_out, events) = mpsc::unbounded_channel();
+        let publishers = parts
+            .config
+            .destinations
+            .values()
+            .enumerate()
+            .map(|(index, destination)| {
+                let (commands, inbox) = mpsc::unbounded_channel();
+                let publisher = Publisher {
+                    index,
+                    port: destination.port.clone(),
+                    transform: destination.transform.clone(),
+                    metrics: parts.metrics.clone(),
+                };
+                tokio::spawn(publisher.run(inbox, events_out.clone()));
+                commands
+            })
+            .collect();
+        Self {
+            window,
+            publishers,
+            events,
+            fence: None,
+            epoch: 0,
+            careful_rested: LaneSet::EMPTY,
+            operation: None,
+            operation_is_stale: false,
+            read_at: now,
+            pause: PAUSE_FIRST,
+            failure_pause: Duration::ZERO,
+            settles_repeated: false,
+            busy_polls: 0,
+            idle_written: false,
+            idle_wanted: false,
+            stopping: None,
+            last_state: now,
+            parts,
+        }
+    }
+
+    /// Runs until it was told to stop and has come to rest.
+    pub async fn run(mut self) {
+        let store = self.parts.store.clone();
+        let nudge = self.parts.nudge.clone();
+        let mut events = Vec::with_capacity(256);
+        let woken = async move {
+            loop {
+                store.woken().await;
+                nudge.notify_one();
+            }
+        };
+        let nudge = self.parts.nudge.clone();
+        tokio::pin!(woken);
+        loop {
+            let now = Instant::now();
+            self.advance(now);
+            if self.is_over(now) {
+                return self.end();
+            }
+            let wake_at = self.wake_at(now);
+            tokio::select! {
+                biased;
+                order = self.parts.orders.recv() => match order {
+                    Some(order) => self.obey(order, Instant::now()),
+                    None => return,
+                },
+                done = finish(&mut self.operation) => {
+                    self.operation = None;
+                    self.done(done, Instant::now());
+                }
+                _ = self.events.recv_many(&mut events, 256) => {
+                    let now = Instant::now();
+                    for event in events.drain(..) {
+                        self.heed(event, now);
+                    }
+                }
+                () = nudge.notified() => self.hurry(Instant::now()),
+                () = &mut woken => {}
+                _ = self.parts.lease.changed() => {}
+                () = tokio::time::sleep_until(wake_at) => {}
+            }
+        }
+    }
+
+    /// Everything that can be done without waiting.
+    fn advance(&mut self, now: Instant) {
+        let careful = self.window.careful_lanes();
+        let quiet = self.window.take_quiet();
+        self.careful_rested = self.careful_rested.union(careful.intersect(quiet));
+        if !quiet.is_empty() {
+            let _ = self.parts.rested.send(Rested(quiet));
+        }
+        for destination in self.window.take_probes(now) {
+            let _ = self.publishers[destination].send(Command::Probe);
+        }
+        self.window.tick(now);
+        if self.may_start(now) {
+            let starts = self.window.start(now);
+            self.launch(starts);
+        }
+        if self.operation.is_none() {
+            self.operation = self.next_operation(now);
+        }
+        self.tell(now);
+    }
+
+    fn may_start(&self, now: Instant) -> bool {
+        self.fence.is_some() && self.parts.lease.borrow().is_some_and(|lease| now < lease.start_until)
+    }
+
+    fn launch(&mut self, starts: Vec<Start>) {
+        for start in starts {
+            let route = self.window.route(start.route);
+            let job = Job {
+                row: start.row,
+                route_transform: route.transform.clone(),
+                routing_key: route.routing_key.clone(),
+                epoch: self.epoch,
+            };
+            let _ = self.publishers[start.destination].send(Command::Publish(Box::new(job)));
+        }
+    }
+
+    // ---- operations of the database --------------------------------------------------------------------------------
+
+    fn next_operation(&mut self, now: Instant) -> Option<BoxFuture<'static, Done>> {
+        let fence = self.fence.clone()?;
+        if !self.failure_pause.is_zero() && now < self.read_at {
+            return None;
+        }
+        let store = self.parts.store.clone();
+        let lease_ms = u64::try_from(self.parts.config.outbox.lease.as_millis()).unwrap_or(u64::MAX);
+        let rows = if self.may_start(now) { self.window.take_marks() } else { Vec::new() };
+        if !rows.is_empty() {
+            return Some(Box::pin(async move {
+                let result = store.mark(&fence, &rows, lease_ms).await;
+                Done::Marked { rows, result }
+            }));
+        }
+        if self.window.has_expansions() && self.may_start(now) {
+            let expansions = self.window.take_expansions(self.parts.config.outbox.batch_size as usize);
+            return Some(Box::pin(async move {
+                let result = store.expand(&fence, &expansions).await;
+                Done::Expanded { expansions, result }
+            }));
+        }
+        if self.idle_wanted != self.idle_written {
+            let idle = self.idle_wanted;
+            return Some(Box::pin(async move { Done::Idled { idle, result: store.set_idle(&fence, idle).await } }));
+        }
+        self.next_poll(store, fence, now)
+    }
+
+    fn next_poll(&mut self, store: Arc<dyn Store>, fence: Fence, now: Instant) -> Option<BoxFuture<'static, Done>> {
+        let is_due = now >= self.read_at;
+        if !self.window.has_settles() && !is_due {
+            return None;
+        }
+        let planned = self.window.plan_read(is_due && self.pause > PAUSE_FIRST, now);
+        if planned.is_none() && !self.window.has_settles() {
+            // No room, or nothing to ask for: an event, a timer or the next interval changes that.
+            self.read_at = now + self.parts.config.outbox.poll_interval;
+            return None;
+        }
+        let (read, asked) = planned.map_or((None, Asked::default()), |(read, asked)| (Some(read), asked));
+        let settles = self.window.take_settles(self.parts.config.outbox.batch_size as usize * 4);
+        Some(Box::pin(async move {
+            let result = store.poll(&fence, &settles, read.as_ref()).await;
+            Done::Polled { settles, asked, result }
+        }))
+    }
+
+    fn done(&mut self, done: Done, now: Instant) {
+        if std::mem::take(&mut self.operation_is_stale) {
+            return;
+        }
+        let outcome = match done {
+            Done::Polled { settles, asked, result } => self.polled(settles, &asked, result, now),
+            Done::Marked { rows, result } => match result {
+                Ok(marked) => {
+                    let starts = self.window.marks_done(&rows, &marked, now);
+                    self.launch(starts);
+                    Ok(())
+                }
+                Err(fault) => {
+                    self.window.marks_failed(&rows);
+                    Err(fault)
+                }
+            },
+            Done::Expanded { expansions, result } => match result {
+                Ok(lost) => {
+                    self.window.expanded(expansions, &lost, now);
+                    Ok(())
+                }
+                Err(fault) => {
+                    self.window.unexpanded(expansions);
+                    Err(fault)
+                }
+            },
+            Done::Idled { idle, result } => {
+                // Read once more after the flag is written: a row committed before it may have woken nobody.
+                self.idle_written = idle;
+                self.read_at = now;
+                result
+            }
+        };
+        match outcome {
+            Ok(()) => self.failure_pause = Duration::ZERO,
+            Err(fault) => self.database_failed(&fault, now),
+        }
+    }
+
+    fn polled(
+        &mut self,
+        settles: Vec<Settle>,
+        asked: &Asked,
+        result: Result<Polled, Fault>,
+        now: Instant,
+    ) -> Result<(), Fault> {
+        let polled = match result {
+            Ok(polled) => polled,
+            Err(fault) => {
+                self.settles_repeated |= !settles.is_empty();
+                self.window.unsettled(settles);
+                return Err(fault);
+            }
+        };
+        let settled = settles.len();
+        let repeated = std::mem::take(&mut self.settles_repeated);
+        self.window.settled(settles, &polled.lost, repeated, now);
+        let found = polled.walk.len() + polled.keys.len() + polled.later.len() + polled.destinations.len();
+        self.window.absorb(asked, polled, now);
+        self.pace(found, settled, now);
+        Ok(())
+    }
+
+    /// When to read again: at once after rows, soon after the last ones, at the poll interval when idle.
+    fn pace(&mut self, found: usize, settled: usize, now: Instant) {
+        if found > 0 {
+            self.pause = PAUSE_FIRST;
+            self.read_at = now;
+            self.busy_polls = self.busy_polls.saturating_add(1);
+            if self.busy_polls >= BUSY_POLLS {
+                self.idle_wanted = false;
+            }
+            return;
+        }
+        if settled > 0 {
+            self.pause = PAUSE_FIRST;
+        }
+        let interval = self.parts.config.outbox.poll_interval;
+        if self.pause >= interval && self.window.is_idle() {
+            self.busy_polls = 0;
+            self.idle_wanted = true;
+        }
+        self.read_at = now + self.pause.min(interval);
+        self.pause = (self.pause * 2).min(interval).max(PAUSE_FIRST);
+    }
+
+    fn database_failed(&mut self, fault: &Fault, now: Instant) {
+        if fault.is_fenced() {
+            tracing::warn!("The lease of this worker is lost: {}", fault.detail);
+            self.lost(now);
+            return;
+        }
+        let first = self.failure_pause.is_zero();
+        self.failure_pause = (self.failure_pause * 2).clamp(Duration::from_millis(50), FAILURE_PAUSE_MAX);
+        self.read_at = now + self.failure_pause;
+        if first {
+            tracing::warn!(code = %fault.code, "The database failed; trying again: {}", fault.detail);
+        }
+        self.parts.metrics.process_errors.inc();
+        self.parts.state.send_modify(|state| state.failing = Some(fault.detail.clone()));
+    }
+
+    // ---- orders and events -------------------------------------------------------------------------------------------
+
+    fn obey(&mut self, order: Order, now: Instant) {
+        match order {
+            Order::Own { fence, lanes, careful } => {
+                if self.fence.as_ref() != Some(&fence) {
+                    self.idle_written = false;
+                    self.fence = Some(fence);
+                }
+                if self.stopping.is_none() {
+                    self.window.own(lanes, careful);
+                    self.hurry(now);
+                }
+            }
+            Order::Drain(lanes) => self.window.drain(lanes),
+            Order::Lost => self.lost(now),
+            Order::MayKillNoRoute(may) => self.window.set_may_kill_no_route(may),
+            Order::Stop { deadline, done } => {
+                self.stopping = Some((deadline, done));
+                self.window.stop_starting();
+            }
+        }
+    }
+
+    fn heed(&mut self, event: Event, now: Instant) {
+        match event {
+            Event::Published { epoch, .. } if epoch != self.epoch => {}
+            Event::Published { destination, id, result, .. } => {
+                let Some(read_at) = self.window.read_at(id) else { return };
+                let metrics = &self.parts.metrics;
+                metrics.processing.observe((now - read_at).as_secs_f64());
+                let outcome = if matches!(result, Published::Done) { "success" } else { "failure" };
+                metrics.destination_messages.with_label_values(&[self.window.name(destination), outcome]).inc();
+                self.window.published(id, result, now);
+                self.pause = PAUSE_FIRST;
+            }
+            Event::Probed { destination, result } => {
+                self.window.probed(destination, result, now);
+                self.hurry(now);
+            }
+        }
+    }
+
+    fn hurry(&mut self, now: Instant) {
+        if self.failure_pause.is_zero() {
+            self.pause = PAUSE_FIRST;
+            self.read_at = now;
+        }
+    }
+
+    /// The registration is gone: nothing that was started under it may be written.
+    fn lost(&mut self, _now: Instant) {
+        if self.fence.take().is_none() {
+            return;
+        }
+        self.operation_is_stale = self.operation.is_some();
+        for publisher in &self.publishers {
+            let _ = publisher.send(Command::Abort);
+        }
+        for (id, published) in self.window.forget_all() {
+            self.parts.metrics.claims_lost.with_label_values(&["outbox"]).inc();
+            if published {
+                tracing::warn!(message_id = %id, "The claim was lost after the publish; the message may be delivered twice.");
+            } else {
+                tracing::warn!(message_id = %id, "The claim was lost during the publish; the message may be delivered twice.");
+            }
+        }
+        // Outcomes of dropped publishes that are on their way already mean nothing any more.
+        self.epoch += 1;
+        self.failure_pause = Duration::ZERO;
+        self.settles_repeated = false;
+        self.idle_written = false;
+    }
+
+    // ---- notes -------------------------------------------------------------------------------------------------------
+
+    fn tell(&mut self, now: Instant) {
+        let notes = self.window.take_notes();
+        if !notes.is_empty() {
+            let wall_us = jiff::Timestamp::now().as_microsecond();
+            for note in notes {
+                self.note(note, wall_us, now);
+            }
+        }
+        if now >= self.last_state + Duration::from_millis(200) {
+            self.last_state = now;
+            self.publish_state(now);
+        }
+    }
+
+    fn note(&mut self, note: Note, wall_us: i64, now: Instant) {
+        let metrics = &self.parts.metrics;
+        match note {
+            Note::Sent { destination, id, created_at_us } => {
+                let name = self.window.name(destination);
+                metrics.outbox_messages.with_label_values(&["sent"]).inc();
+                // The wall clock may differ from the database's; a latency is a figure for people, not a decision.
+                #[allow(clippy::cast_precision_loss)]
+                let latency = (wall_us - created_at_us).max(0) as f64 / 1e6;
+                metrics.latency.with_label_values(&[name]).observe(latency);
+                metrics.destination_up.with_label_values(&[name]).set(1);
+                tracing::debug!(message_id = %id, destination = name, "Delivered.");
+            }
+            Note::Failed { destination, id, attempt, error } => {
+                metrics.outbox_messages.with_label_values(&["failed"]).inc();
+                let name = destination.map_or("", |destination| self.window.name(destination));
+                if destination.is_some() {
+                    metrics.destination_up.with_label_values(&[name]).set(0);
+                }
+                tracing::info!(message_id = %id, destination = name, attempt, "Delivery failed, will be tried again: {error}");
+            }
+            Note::Dead { destination, id, error } => {
+                metrics.outbox_messages.with_label_values(&["dead"]).inc();
+                let name = destination.map_or("", |destination| self.window.name(destination));
+                tracing::warn!(message_id = %id, destination = name, "The message is dead: {error}");
+            }
+            Note::Expanded { id, children } => {
+                metrics.outbox_messages.with_label_values(&["expanded"]).inc();
+                tracing::debug!(message_id = %id, children, "Expanded into one row per destination.");
+            }
+            Note::GateClosed { destination, reason } => {
+                let name = self.window.name(destination);
+                metrics.destination_up.with_label_values(&[name]).set(0);
+                tracing::warn!(destination = name, "Messages for this destination are held: {reason}");
+                self.publish_state(now);
+            }
+            Note::GateOpened { destination } => {
+                let name = self.window.name(destination);
+                metrics.destination_up.with_label_values(&[name]).set(1);
+                tracing::info!(destination = name, "Messages for this destination flow again.");
+                self.hurry(now);
+                self.publish_state(now);
+            }
+            Note::Lost { id, published } => {
+                metrics.claims_lost.with_label_values(&["outbox"]).inc();
+                let text = if published { "after it was published; it may be delivered twice" } else { "meanwhile" };
+                tracing::warn!(message_id = %id, "The row was changed by somebody else {text}.");
+            }
+            Note::KeysFull => tracing::warn!(
+                "More than 100,000 keys wait at the same time; reading stops until some of them are done. Bring the failing \
+                 destinations back, or discard dead traffic."
+            ),
+            Note::LaneTrusted { lane } => tracing::debug!(lane, "The lane is at full speed again."),
+        }
+    }
+
+    fn publish_state(&self, now: Instant) {
+        let metrics = &self.parts.metrics;
+        let destinations = self.window.destinations();
+        for destination in &destinations {
+            let label = &[destination.name.as_str()];
+            metrics.queue_depth.with_label_values(label).set(i64::try_from(destination.queued).unwrap_or(i64::MAX));
+            metrics.breaker.with_label_values(label).set(destination.breaker);
+        }
+        metrics.walk_age.set(now.saturating_duration_since(self.window.lap_began()).as_secs_f64());
+        let failing = self.failure_pause.is_zero();
+        let lanes = self.window.active_lanes().len();
+        self.parts.state.send_modify(|state| {
+            state.destinations = destinations;
+            state.lanes = lanes;
+            if failing {
+                state.failing = None;
+            }
+        });
+    }
+
+    // ---- waiting and ending ------------------------------------------------------------------------------------------
+
+    fn wake_at(&self, now: Instant) -> Instant {
+        let interval = self.parts.config.outbox.poll_interval.max(Duration::from_millis(1));
+        let mut at = now + Duration::from_secs(1);
+        if self.operation.is_none() && self.fence.is_some() {
+            at = at.min(self.read_at.max(now + Duration::from_micros(200)));
+        }
+        if let Some(timer) = self.window.next_timer(now) {
+            // A timer that has come but cannot act yet must not spin.
+            at = at.min(if timer > now { timer } else { now + interval.min(Duration::from_millis(5)) });
+        }
+        if let Some((deadline, _)) = &self.stopping {
+            at = at.min(*deadline);
+        }
+        at
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        let Some((deadline, _)) = &self.stopping else { return false };
+        now >= *deadline || self.fence.is_none() || (self.operation.is_none() && self.window.is_quiet())
+    }
+
+    fn end(mut self) {
+        let unfinished = self.window.unfinished_lanes();
+        for publisher in &self.publishers {
+            let _ = publisher.send(Command::Abort);
+        }
+        self.publish_state(Instant::now());
+        if let Some((_, done)) = self.stopping.take() {
+            let _ = done.send(self.window.careful_lanes().union(self.careful_rested).union(unfinished));
+        }
+    }
+}
+
+async fn finish(operation: &mut Option<BoxFuture<'static, Done>>) -> Done {
+    match operation {
+        Some(operation) => operation.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Names of destinations with the reasons why their rows are held.
+pub fn held(state: &DriverState) -> HashMap<String, String> {
+    state
+        .destinations
+        .iter()
+        .filter_map(|destination| destination.held_because.clone().map(|why| (destination.name.clone(), why)))
+        .collect()
+}
