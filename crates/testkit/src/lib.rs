@@ -13,6 +13,7 @@
 
 mod child;
 mod kafka;
+mod kubernetes;
 mod nats;
 mod packages;
 mod pgbouncer;
@@ -28,6 +29,7 @@ mod wait;
 
 pub use child::Signal;
 pub use kafka::{Kafka, kafka, private_kafka, private_kafka_with, try_kafka};
+pub use kubernetes::{Kubernetes, kubernetes, private_kubernetes, try_kubernetes};
 pub use nats::{Nats, nats, private_nats, private_nats_with, try_nats};
 pub use packages::{cache_dir, target_dir, workspace_root};
 pub use pgbouncer::{PgBouncer, PoolMode, pgbouncer};

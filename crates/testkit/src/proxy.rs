@@ -133,8 +133,7 @@ async fn serve(client: TcpStream, target: SocketAddr, mut rules: Rules) {
 
 async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut mode: watch::Receiver<ProxyMode>, replies: bool) {
     let mut buffer = vec![0; 16 * 1024];
-    loop {
-        let Ok(read @ 1..) = from.read(&mut buffer).await else { break };
+    while let Ok(read @ 1..) = from.read(&mut buffer).await {
         let now = *mode.borrow();
         if let ProxyMode::Delay(delay) = now {
             tokio::time::sleep(delay).await;
