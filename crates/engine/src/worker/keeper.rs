@@ -30,28 +30,20 @@ use tokio::{
 use super::share::{self, Me};
 use crate::{
     config::RelayConfig,
+    forward::Holding,
     outbox::driver::{LocalLease, Order, Rested},
 };
 
 /// Longest pause between two looks at who is there.
 const SURVEY_MAX: Duration = Duration::from_millis(500);
 
-/// The inbox lanes of a worker, for the forward.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Holding {
-    /// Proof of the registration.
-    pub fence: Fence,
-    /// Lanes of the inbox.
-    pub lanes: LaneSet,
-    /// No pass begins after this.
-    pub start_until: Instant,
-}
-
 /// What people see of the registration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeeperState {
-    /// Name of the registration; `None` = not registered.
-    pub worker: Option<String>,
+    /// The registration; `None` = not registered.
+    pub fence: Option<Fence>,
+    /// Outbox lanes that are ours, as a bit mask.
+    pub outbox_lanes: u64,
     /// Why this worker stands by, if it does.
     pub stand_by: Option<String>,
     /// Lanes of the outbox, lanes of the inbox.
@@ -76,8 +68,8 @@ pub struct Parts {
     pub lease: watch::Sender<Option<LocalLease>>,
     /// To the forward.
     pub holding: watch::Sender<Option<Holding>>,
-    /// Held by the forward during a pass: lanes of the inbox move only in between.
-    pub inbox_gate: Arc<tokio::sync::Mutex<()>>,
+    /// From the forward: lanes of the batch under way. Lanes of the inbox move only when they are not among them.
+    pub inbox_in_use: watch::Receiver<LaneSet>,
     /// For status and readiness.
     pub state: watch::Sender<KeeperState>,
     /// Resolves to the deadline when the worker is to stop.
@@ -163,7 +155,8 @@ impl Keeper {
             self.parts.lease.send_replace(None);
             self.parts.holding.send_replace(None);
             self.parts.state.send_modify(|state| {
-                state.worker = None;
+                state.fence = None;
+                state.outbox_lanes = 0;
                 state.lanes = (0, 0);
             });
         }
@@ -229,7 +222,7 @@ impl Keeper {
             leaving: BTreeMap::new(),
         };
         tracing::info!(worker = fence.worker, "Registered.");
-        self.parts.state.send_modify(|state| state.worker = Some(fence.worker.clone()));
+        self.parts.state.send_modify(|state| state.fence = Some(fence.clone()));
         if !self.parts.store.has_lanes() {
             let all = LaneSet::first(self.parts.store.lane_count());
             live.outbox = all;
@@ -418,9 +411,9 @@ impl Keeper {
         for (heir, lanes) in by_heir {
             // First the forward lets go of them, then, between two of its passes, they move.
             live.inbox = live.inbox.minus(lanes);
-            let holding = Holding { fence: live.fence.clone(), lanes: live.inbox, start_until: live.lease.start_until };
-            self.parts.holding.send_replace(Some(holding));
-            let _pass_is_over = self.parts.inbox_gate.lock().await;
+            self.parts.holding.send_replace(Some(holding(live)));
+            let at_rest = self.parts.inbox_in_use.wait_for(|in_use| in_use.intersect(lanes).is_empty());
+            let _ = tokio::time::timeout_at(live.lease.until, at_rest).await;
             self.parts.store.give(&live.fence, Scope::Inbox, lanes, Some(&heir)).await?;
         }
         Ok(())
@@ -439,9 +432,13 @@ impl Keeper {
 
     fn show(&self) {
         let Some(live) = &self.live else { return };
-        let lanes = (live.outbox.len(), live.inbox.len());
-        self.parts.state.send_if_modified(|state| std::mem::replace(&mut state.lanes, lanes) != lanes);
-        let holding = Holding { fence: live.fence.clone(), lanes: live.inbox, start_until: live.lease.start_until };
+        let (lanes, bits) = ((live.outbox.len(), live.inbox.len()), live.outbox.bits());
+        self.parts.state.send_if_modified(|state| {
+            let changed = (state.lanes, state.outbox_lanes) != (lanes, bits);
+            (state.lanes, state.outbox_lanes) = (lanes, bits);
+            changed
+        });
+        let holding = holding(live);
         self.parts.holding.send_if_modified(|known| {
             let changed = known.as_ref() != Some(&holding);
             if changed {
@@ -471,7 +468,8 @@ impl Keeper {
                 },
             }
         };
-        let _pass_is_over = tokio::time::timeout_at(deadline, self.parts.inbox_gate.lock()).await;
+        let at_rest = self.parts.inbox_in_use.wait_for(|in_use| in_use.is_empty());
+        let _ = tokio::time::timeout_at(deadline, at_rest).await;
         if let Some(live) = &self.live {
             let retiring = self.parts.store.retire(&live.fence, careful);
             match tokio::time::timeout(Duration::from_secs(5), retiring).await {
@@ -484,6 +482,11 @@ impl Keeper {
         }
         self.parts.lease.send_replace(None);
     }
+}
+
+/// What the forward may work on: no pass begins in the last third of an unrenewed lease.
+fn holding(live: &Live) -> Holding {
+    Holding { fence: live.fence.clone(), lanes: live.inbox, lease_until: live.lease.start_until }
 }
 
 /// A random seed for production; tests give their own.

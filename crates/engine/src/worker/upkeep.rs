@@ -1,0 +1,143 @@
+//! What a worker does beside the way of a message: recovers rows whose lease has ended, and counts the backlog for the gauges.
+//! None of it is needed for another worker's progress.
+
+use std::{sync::Arc, time::Duration};
+
+use queuebox_core::{
+    LaneSet,
+    message::Consumption,
+    ports::{Store, inbox::SourceBacklog, outbox::OutboxBacklog},
+};
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::keeper::KeeperState;
+use crate::{config::RelayConfig, metrics::Metrics};
+
+/// Rows of a gauge are counted up to this; beyond it "many" is enough.
+const COUNT_BOUND: u64 = 100_000;
+
+/// The backlog as last counted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Of the outbox.
+    pub outbox: OutboxBacklog,
+    /// Of the inbox, by source and consumption.
+    pub inbox: Vec<SourceBacklog>,
+    /// It was counted at least once.
+    pub known: bool,
+}
+
+/// See the module. Run it with [`run`](Self::run).
+pub struct Upkeep {
+    /// The Relay.
+    pub relay: Arc<RelayConfig>,
+    /// The database.
+    pub store: Arc<dyn Store>,
+    /// Gauges and counters.
+    pub metrics: Arc<Metrics>,
+    /// Whose lanes are ours.
+    pub keeper: watch::Receiver<KeeperState>,
+    /// For status.
+    pub backlog: watch::Sender<Backlog>,
+    /// Ends it.
+    pub stop: CancellationToken,
+}
+
+impl Upkeep {
+    /// Runs until stopped.
+    pub async fn run(self) {
+        let recover_every = (self.relay.outbox.lease / 3).max(Duration::from_millis(200));
+        let count_every = self.relay.outbox.gauge_interval;
+        let started = Instant::now();
+        let (mut recover_at, mut count_at) = (started, started);
+        while !self.stop.is_cancelled() {
+            let now = Instant::now();
+            self.metrics.uptime.set(now.duration_since(started).as_secs_f64());
+            if now >= recover_at {
+                recover_at = now + recover_every;
+                self.recover().await;
+            }
+            if now >= count_at {
+                count_at = now + count_every;
+                self.count().await;
+            }
+            tokio::select! {
+                () = tokio::time::sleep_until(recover_at.min(count_at).min(now + Duration::from_secs(1))) => {}
+                () = self.stop.cancelled() => {}
+            }
+        }
+    }
+
+    /// Rows found `processing` with an ended lease: the only evidence of a crash (contract 3.3).
+    async fn recover(&self) {
+        let (fence, lanes) = {
+            let state = self.keeper.borrow();
+            let Some(fence) = state.fence.clone() else { return };
+            (fence, LaneSet::from_bits(state.outbox_lanes))
+        };
+        if lanes.is_empty() {
+            return;
+        }
+        match self.store.recover(&fence, lanes, self.relay.outbox.max_crashes).await {
+            Ok(recovered) => {
+                let all = recovered.pending + recovered.dead;
+                if all > 0 {
+                    self.metrics.reclaimed.inc_by(all);
+                    self.metrics.crashes.with_label_values(&["outbox"]).inc_by(all);
+                    self.metrics.outbox_messages.with_label_values(&["dead"]).inc_by(recovered.dead);
+                    tracing::warn!(rows = all, dead = recovered.dead, "Recovered rows whose lease had ended.");
+                }
+            }
+            Err(fault) if fault.is_fenced() => {}
+            Err(fault) => tracing::debug!("Could not look for rows to recover: {}", fault.detail),
+        }
+    }
+
+    async fn count(&self) {
+        let (outbox, inbox) =
+            tokio::join!(self.store.outbox_backlog(COUNT_BOUND), self.store.inbox_backlog(COUNT_BOUND));
+        let (size, idle, waiting) = self.store.pool();
+        self.metrics.pool_size.set(size.into());
+        self.metrics.pool_idle.set(idle.into());
+        self.metrics.pool_waiting.set(waiting.into());
+        let (Ok(outbox), Ok(inbox)) = (outbox, inbox) else { return };
+        self.show_outbox(outbox);
+        self.show_inbox(&inbox);
+        self.backlog.send_replace(Backlog { outbox, inbox, known: true });
+    }
+
+    fn show_outbox(&self, backlog: OutboxBacklog) {
+        self.metrics.outbox_pending.set(i64::try_from(backlog.pending).unwrap_or(i64::MAX));
+        self.metrics.outbox_dead.set(i64::try_from(backlog.dead).unwrap_or(i64::MAX));
+        self.metrics.oldest_pending.set(seconds(backlog.oldest_pending_age_us));
+        self.metrics.oldest_due.set(seconds(backlog.oldest_due_age_us));
+    }
+
+    fn show_inbox(&self, backlog: &[SourceBacklog]) {
+        // Series of a source without rows go away, so that a removed source does not stay for ever.
+        self.metrics.source_pending.reset();
+        self.metrics.source_oldest.reset();
+        self.metrics.source_dead.reset();
+        let mut oldest_us = 0;
+        for source in backlog {
+            oldest_us = oldest_us.max(source.oldest_pending_age_us);
+            let word = match source.consumption {
+                Consumption::Push => "push",
+                Consumption::Pull => "pull",
+            };
+            let name = source.source.as_str();
+            let pending = i64::try_from(source.pending).unwrap_or(i64::MAX);
+            self.metrics.source_pending.with_label_values(&[name, word]).set(pending);
+            let age = self.metrics.source_oldest.with_label_values(&[name]);
+            age.set(age.get().max(seconds(source.oldest_pending_age_us)));
+            self.metrics.source_dead.with_label_values(&[name]).add(i64::try_from(source.dead).unwrap_or(0));
+        }
+        self.metrics.inbox_oldest.set(seconds(oldest_us));
+    }
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn seconds(us: i64) -> f64 {
+    us as f64 / 1e6
+}
