@@ -14,7 +14,7 @@ use base64::Engine as _;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::Full;
-use queuebox_core::{Fault, redact::redact};
+use queuebox_core::{Fault, redact::redact_with};
 use tokio::time::Instant;
 use url::{Url, form_urlencoded};
 
@@ -294,7 +294,7 @@ impl Grant {
         let progress = Progress::new();
         let mut answer = self.client.send(self.request()?, &progress).await.map_err(|error| {
             let fault = classify(&error);
-            Fault::transient("token", format!("no access token: {}", fault.detail)).tripping()
+            Fault::transient("token", format!("OAuth2 sign-in failed, {}", fault.detail)).tripping()
         })?;
         let body = answer::read(&mut answer.body, TOKEN_BYTES_MAX).await;
         let status = answer.head.status;
@@ -306,7 +306,8 @@ impl Grant {
             return Err(self.refusal(status, &text));
         }
         let token: TokenAnswer = serde_json::from_str(&text).map_err(|_| {
-            Fault::transient("token", "no access token: the token endpoint's answer is no JSON with an access_token")
+            let detail = "OAuth2 sign-in failed, the answer of the token endpoint is no JSON with an access_token";
+            Fault::transient("token", detail)
         })?;
         self.slot.store(&token.access_token, life(token.expires_in.as_ref()))
     }
@@ -335,12 +336,13 @@ impl Grant {
 
     /// Only the error word of RFC 6749 5.2 is repeated: the rest of such answers may quote what was sent.
     fn refusal(&self, status: StatusCode, text: &str) -> Fault {
-        let mut detail = format!("no access token: the token endpoint answered {}", status_name(status));
+        let mut detail = format!("OAuth2 sign-in failed, the token endpoint answered {}", status_name(status));
         if let Ok(refusal) = serde_json::from_str::<TokenRefusal>(text) {
-            let known = values([&self.config.client_secret]);
-            detail.push_str(&format!(" ({})", answer::scrub(&refusal.error, &known)));
+            detail.push_str(&format!(" ({})", refusal.error));
         }
-        let fault = Fault::transient("token", redact(&detail));
+        let known = values([&self.config.client_secret]);
+        let known: Vec<&str> = known.iter().map(AsRef::as_ref).collect();
+        let fault = Fault::transient("token", redact_with(&detail, &known));
         if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS { fault.tripping() } else { fault }
     }
 }

@@ -198,9 +198,9 @@ impl HttpDestination {
                 Err(_) => Err(out_of_time(Class::Ambiguous, Phase::Reading, budget, &format!("HTTP {status}"))),
             };
         }
-        let rule = answer::Rule { permanent: &self.permanent, url: &self.url };
+        let rule = answer::Rule { permanent: &self.permanent, url: &self.url, secrets: &self.secrets() };
         let fault = match &read {
-            Ok(body) => rule.fault(&answer.head, &self.without_secrets(&body.text())),
+            Ok(body) => rule.fault(&answer.head, &body.text()),
             Err(_) => rule.fault(&answer.head, &format!("its body did not end within {} ms", budget.as_millis())),
         };
         if read.is_ok_and(|body| body.is_whole) {
@@ -209,11 +209,11 @@ impl HttpDestination {
         Err(fault)
     }
 
-    /// What the peer wrote, without the values that we gave it.
-    fn without_secrets(&self, text: &str) -> String {
+    /// Values that we gave the peer, and that it may echo.
+    fn secrets(&self) -> Vec<Arc<str>> {
         let mut known = self.auth.secrets();
         known.extend(self.signing.iter().flat_map(Signing::secrets));
-        answer::scrub(text, &known)
+        known
     }
 }
 

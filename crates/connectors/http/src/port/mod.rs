@@ -12,6 +12,7 @@ mod answer;
 mod body;
 mod rate;
 mod serve;
+mod spelling;
 
 use std::{
     collections::HashMap,
@@ -31,6 +32,7 @@ use tower::ServiceExt;
 use self::{
     answer::{Answer, PortBody},
     rate::RateLimit,
+    spelling::{Spelling, spelled},
 };
 pub use body::ByteBudget;
 
@@ -137,7 +139,7 @@ impl DataPort {
         Ok(Self { config, routes, refusing: AtomicBool::new(false), requests: TaskTracker::new() })
     }
 
-    async fn handle(&self, request: Request<Incoming>) -> Response<PortBody> {
+    async fn handle(&self, request: Request<Incoming>, spelling: &Spelling) -> Response<PortBody> {
         let Some(route) = self.routes.get(request.uri().path()) else {
             return self.elsewhere(request).await;
         };
@@ -145,7 +147,7 @@ impl DataPort {
         let _in_progress = self.requests.token();
         let correlation_id = correlation_id(request.headers());
         let answer = if request.method() == Method::POST {
-            route.receive(self, request, correlation_id.clone()).await
+            route.receive(self, request, spelling, correlation_id.clone()).await
         } else {
             Answer::NotFound
         };
@@ -179,7 +181,13 @@ impl Route {
         Self { source, intake, authenticator, rate, secret_headers }
     }
 
-    async fn receive(&self, port: &DataPort, request: Request<Incoming>, correlation_id: String) -> Answer {
+    async fn receive(
+        &self,
+        port: &DataPort,
+        request: Request<Incoming>,
+        spelling: &Spelling,
+        correlation_id: String,
+    ) -> Answer {
         let (head, mut body) = request.into_parts();
         let held = match self.read(port, &head, &mut body).await {
             Ok(held) => held,
@@ -193,7 +201,7 @@ impl Route {
         }
         let received = Received {
             body: held.bytes().clone(),
-            headers: self.headers(&head.headers),
+            headers: self.headers(&head.headers, spelling),
             correlation_id: Some(correlation_id),
             ..Received::default()
         };
@@ -241,9 +249,10 @@ impl Route {
         }
     }
 
-    fn headers(&self, given: &HeaderMap) -> Vec<(String, String)> {
+    fn headers(&self, given: &HeaderMap, spelling: &Spelling) -> Vec<(String, String)> {
+        let names = spelling.names();
         let open = given.iter().filter(|(name, _)| !self.secret_headers.contains(name));
-        open.map(|(name, value)| (name.as_str().to_owned(), text(value.as_bytes()))).collect()
+        open.map(|(name, value)| (spelled(&names, name), text(value.as_bytes()))).collect()
     }
 }
 

@@ -15,10 +15,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::DataPort;
+use super::{
+    DataPort,
+    spelling::{HeadLog, Logged},
+};
 
 /// A header block beyond this is answered 431 (contract 6.8).
-const HEAD_BYTES_MAX: usize = 64 * 1024;
+pub(super) const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// Also 431; the parser needs a number.
 const HEADERS_MAX: usize = 256;
 /// A failed accept (no file descriptor left) is tried again after this.
@@ -66,9 +69,16 @@ impl DataPort {
             tracing::debug!(%error, "TCP_NODELAY cannot be set");
         }
         let header_timeout = self.config.body_timeout;
+        let log = HeadLog::default();
+        let stream = Logged::new(stream, log.clone());
         let service = service_fn(move |request| {
-            let port = self.clone();
-            async move { Ok::<_, Infallible>(port.handle(request).await) }
+            let (port, log) = (self.clone(), log.clone());
+            async move {
+                let spelling = log.take();
+                let response = port.handle(request, &spelling).await;
+                log.wake(spelling);
+                Ok::<_, Infallible>(response)
+            }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())

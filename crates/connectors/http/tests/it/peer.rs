@@ -315,3 +315,18 @@ impl Client {
         Some(Reply { status, headers, body: String::from_utf8(body).unwrap() })
     }
 }
+
+/// A listener whose connections are all handed to `converse`.
+pub async fn listen<F>(converse: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(converse(stream));
+        }
+    });
+    address
+}
