@@ -75,11 +75,11 @@ impl SourceIntake {
     fn unusable(&self, received: Received, problem: &Unusable) -> Prepared {
         let config = self.config();
         if !config.kind.is_broker() {
-            let kind = match problem {
-                Unusable::NotJson { .. } => Refusal::NotJson,
-                _ => Refusal::BadAttribute,
+            let (kind, reason) = match problem {
+                Unusable::NotJson { .. } => (Refusal::NotJson, "Invalid JSON".to_owned()),
+                _ => (Refusal::BadAttribute, problem.to_string()),
             };
-            return self.refuse(kind, Rejection::ExtractionFailed, problem.to_string());
+            return self.refuse(kind, Rejection::ExtractionFailed, reason);
         }
         let mut attributes = Reader::without_body(config, &received);
         let key = attributes.idempotency_key.take().unwrap_or_else(|| digest(&received.body));

@@ -392,13 +392,13 @@ fn unescape(raw: &str) -> String {
 fn unicode_escape(text: &str) -> (char, usize) {
     let unit = |at: usize| text.get(at..at + 4).and_then(|digits| u32::from_str_radix(digits, 16).ok());
     let first = unit(2).unwrap_or(0xfffd);
-    if (0xd800..=0xdbff).contains(&first) && text.get(6..8) == Some("\\u") {
-        if let Some(second) = unit(8).filter(|second| (0xdc00..=0xdfff).contains(second)) {
-            let code = 0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00);
-            return (char::from_u32(code).unwrap_or('\u{fffd}'), 12);
-        }
-    }
-    (char::from_u32(first).unwrap_or('\u{fffd}'), 6)
+    let is_pair = (0xd800..=0xdbff).contains(&first) && text.get(6..8) == Some("\\u");
+    let second = unit(8).filter(|second| is_pair && (0xdc00..=0xdfff).contains(second));
+    let (code, length) = match second {
+        Some(second) => (0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00), 12),
+        None => (first, 6),
+    };
+    (char::from_u32(code).unwrap_or('\u{fffd}'), length)
 }
 
 #[cfg(test)]
