@@ -81,7 +81,6 @@ fn settings(port: u16) -> Vec<(&'static str, String)> {
         ("full_page_writes", "off".into()),
         ("autovacuum_naptime", "10s".into()),
         ("max_prepared_transactions", "20".into()),
-        ("wal_level", "logical".into()),
         ("max_wal_size", "1GB".into()),
         ("log_min_duration_statement", "-1".into()),
         ("log_line_prefix", "%m [%p] %d ".into()),
@@ -114,17 +113,34 @@ pub async fn private_postgres() -> Postgres {
 }
 
 /// [`private_postgres`] with settings as in `postgresql.conf`, for instance `("fsync", "on")`.
+///
+/// Two are more than settings: `pg_hba` replaces the rules for logins, and the file of `ssl_key_file` is copied to where
+/// the server accepts it.
 pub async fn private_postgres_with(settings: &[(&str, &str)]) -> Postgres {
     crate::init();
-    let extra: Vec<String> =
-        settings.iter().flat_map(|(name, value)| ["-c".into(), format!("{name}={value}")]).collect();
-    let server = blocking(move || {
-        Server::private(|_, launch, _| {
-            launch.args.extend(extra);
-            Ok(())
-        })
-    });
+    let settings: Vec<(String, String)> = settings.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
+    let server = blocking(move || Server::private(|folder, launch, _| adjust(folder, launch, settings)));
     Postgres { server: server.await.unwrap_or_else(|error| panic!("{error:#}")) }
+}
+
+fn adjust(folder: &Path, launch: &mut Launch, settings: Vec<(String, String)>) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let data = folder.join("data");
+    for (name, mut value) in settings {
+        if name == "pg_hba" {
+            std::fs::write(data.join("pg_hba.conf"), value)?;
+            continue;
+        }
+        if name == "ssl_key_file" {
+            // The server refuses a key that others can read.
+            let own = data.join("server.key");
+            std::fs::copy(&value, &own)?;
+            std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o600))?;
+            value = own.to_string_lossy().into_owned();
+        }
+        launch.args.extend(["-c".into(), format!("{name}={value}")]);
+    }
+    give_away(&data)
 }
 
 process_methods!(Postgres);

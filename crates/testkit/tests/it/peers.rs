@@ -27,6 +27,21 @@ async fn private_postgres_survives_kill_and_stop() {
 }
 
 #[tokio::test]
+async fn private_postgres_speaks_tls() {
+    let authority = testkit::Authority::new();
+    let identity = authority.server();
+    let (cert, key) = (identity.cert.to_str().unwrap(), identity.key.to_str().unwrap());
+    let postgres = testkit::private_postgres_with(&[
+        ("ssl", "on"),
+        ("ssl_cert_file", cert),
+        ("ssl_key_file", key),
+        ("pg_hba", "hostssl all all 127.0.0.1/32 scram-sha-256\n"),
+    ])
+    .await;
+    assert_eq!(postgres.psql("postgres", "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").await, "t");
+}
+
+#[tokio::test]
 async fn pgbouncer_passes_databases_on() {
     let postgres = testkit::postgres().await;
     let database = postgres.fresh_database_name().await;
