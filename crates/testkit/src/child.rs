@@ -108,10 +108,6 @@ impl Owned {
         Owned { launch, folder: temp.path().to_path_buf(), running: None, _temp: temp }
     }
 
-    pub(crate) fn log(&self) -> PathBuf {
-        self.folder.join("log")
-    }
-
     /// Starts the server and waits until `ready` agrees.
     pub(crate) fn start(&mut self, ready: impl Fn() -> Result<()>) -> Result<()> {
         if self.running.as_mut().is_some_and(|child| child.try_wait().is_none()) {
@@ -119,11 +115,11 @@ impl Owned {
         }
         let script = self.folder.join("run");
         std::fs::write(&script, self.launch.script(&self.folder, false))?;
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.log())?;
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.folder.join("log"))?;
         let mut command = Command::new("sh");
         command.arg(&script).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.running = Some(Watched::spawn(command)?);
-        let log = self.log();
+        let log = self.folder.join("log");
         let child = self.running.as_mut().expect("was just set");
         until(Duration::from_secs(90), || match child.try_wait() {
             Some(status) => Err(Hopeless(format!("the server ended with {status}")).into()),

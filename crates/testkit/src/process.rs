@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
@@ -55,7 +55,7 @@ pub struct ProcessBuilder {
 #[derive(Debug)]
 pub struct Process {
     name: String,
-    child: Arc<Mutex<Watched>>,
+    child: Mutex<Watched>,
     pid: u32,
     folder: tempfile::TempDir,
 }
@@ -261,6 +261,6 @@ impl ProcessBuilder {
         self.command.stdin(Stdio::null()).stdout(out).stderr(both);
         let child = Watched::spawn(self.command)?;
         let pid = child.pid();
-        Ok(Process { name: self.name, child: Arc::new(Mutex::new(child)), pid, folder })
+        Ok(Process { name: self.name, child: Mutex::new(child), pid, folder })
     }
 }

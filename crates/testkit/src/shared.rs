@@ -40,6 +40,7 @@ pub(crate) trait Peer: Serialize + DeserializeOwned + Clone + Send + Sync + 'sta
 #[derive(Debug)]
 pub(crate) struct Lease<P> {
     pub peer: P,
+    pub folder: PathBuf,
     _claim: File,
 }
 
@@ -66,11 +67,11 @@ pub(crate) fn join<P: Peer>() -> Result<Lease<P>> {
     claim.lock_shared()?;
     let _ = std::fs::remove_file(dir.join("stop"));
     if let Some(peer) = running::<P>(&dir) {
-        return Ok(Lease { peer, _claim: claim });
+        return Ok(Lease { peer, folder: dir, _claim: claim });
     }
     // A port may have been taken between its choice and its use: another try takes another port.
     let peer = start::<P>(&dir).or_else(|_| start::<P>(&dir)).with_context(|| format!("cannot start {}", P::NAME))?;
-    Ok(Lease { peer, _claim: claim })
+    Ok(Lease { peer, folder: dir, _claim: claim })
 }
 
 fn running<P: Peer>(dir: &Path) -> Option<P> {
@@ -158,6 +159,7 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T>
 #[derive(Debug)]
 pub(crate) struct Server<P: Peer> {
     pub peer: P,
+    pub folder: PathBuf,
     kind: Kind<P>,
 }
 
@@ -169,7 +171,11 @@ enum Kind<P> {
 
 impl<P: Peer> Server<P> {
     pub(crate) fn shared(lease: Arc<Lease<P>>) -> Arc<Self> {
-        Arc::new(Server { peer: lease.peer.clone(), kind: Kind::Shared { _lease: lease } })
+        Arc::new(Server {
+            peer: lease.peer.clone(),
+            folder: lease.folder.clone(),
+            kind: Kind::Shared { _lease: lease },
+        })
     }
 
     /// A running server of this process alone. `adjust` may change what `prepare` laid down.
@@ -177,9 +183,10 @@ impl<P: Peer> Server<P> {
         let folder = private_folder(P::NAME)?;
         let (mut launch, mut peer) = P::prepare(folder.path())?;
         adjust(folder.path(), &mut launch, &mut peer)?;
+        let at = folder.path().to_path_buf();
         let mut owned = Owned::new(folder, launch);
         owned.start(|| peer.ready())?;
-        Ok(Arc::new(Server { peer, kind: Kind::Private(Box::new(Mutex::new(owned))) }))
+        Ok(Arc::new(Server { peer, folder: at, kind: Kind::Private(Box::new(Mutex::new(owned))) }))
     }
 
     /// Does something to the process of a private server.
@@ -206,7 +213,7 @@ impl<P: Peer> Server<P> {
 macro_rules! process_methods {
     ($handle:ident) => {
         impl $handle {
-            /// Stops the server cleanly and waits for its end. Private servers only, like all methods of this block.
+            /// Stops the server cleanly and waits for its end. Private servers only, as all that follow but `log`.
             pub async fn stop(&self) {
                 self.server.control("stop", |_, owned| owned.stop()).await;
             }
@@ -232,16 +239,8 @@ macro_rules! process_methods {
             }
 
             /// Where the server writes its log.
-            pub async fn log(&self) -> std::path::PathBuf {
-                let path = std::sync::Arc::new(std::sync::Mutex::new(std::path::PathBuf::new()));
-                let slot = path.clone();
-                self.server
-                    .control("find the log of", move |_, owned| {
-                        *slot.lock().expect("log path") = owned.log();
-                        Ok(())
-                    })
-                    .await;
-                path.lock().expect("log path").clone()
+            pub fn log(&self) -> std::path::PathBuf {
+                self.server.folder.join("log")
             }
         }
     };
