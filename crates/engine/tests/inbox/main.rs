@@ -5,5 +5,6 @@ mod admissions;
 mod attributes;
 mod fake;
 mod intake;
+mod jsonata_suite;
 mod relay;
 mod retention;
