@@ -213,7 +213,7 @@ impl<P: Peer> Server<P> {
 macro_rules! process_methods {
     ($handle:ident) => {
         impl $handle {
-            /// Stops the server cleanly and waits for its end. Private servers only, as all that follow but `log`.
+            /// Stops the server cleanly and waits for its end. Private servers only, as all that follow but `log` and `folder`.
             pub async fn stop(&self) {
                 self.server.control("stop", |_, owned| owned.stop()).await;
             }
@@ -239,8 +239,13 @@ macro_rules! process_methods {
             }
 
             /// Where the server writes its log.
-            pub fn log(&self) -> std::path::PathBuf {
-                self.server.folder.join("log")
+            pub async fn log(&self) -> std::path::PathBuf {
+                self.folder().join("log")
+            }
+
+            /// The server's folder: configuration, log, and its data in `data`.
+            pub fn folder(&self) -> std::path::PathBuf {
+                self.server.folder.clone()
             }
         }
     };
