@@ -239,7 +239,7 @@ macro_rules! process_methods {
             }
 
             /// Where the server writes its log.
-            pub async fn log(&self) -> std::path::PathBuf {
+            pub fn log(&self) -> std::path::PathBuf {
                 self.folder().join("log")
             }
 
