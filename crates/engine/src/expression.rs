@@ -65,6 +65,13 @@ pub struct Expression {
 #[error("not a JSONata expression: {0}")]
 pub struct CompileError(String);
 
+impl CompileError {
+    /// The library's reason alone.
+    pub fn reason(&self) -> &str {
+        &self.0
+    }
+}
+
 /// An evaluation that gave no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -355,7 +362,51 @@ fn number_text(number: f64) -> Result<String, EvaluationError> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    fn document() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i32>().prop_map(Value::from),
+            (-1_000_000i32..1_000_000).prop_map(|n| Value::from(f64::from(n) / 64.0)),
+            any::<String>().prop_map(|text| Value::from(text.replace('\0', ""))),
+        ];
+        leaf.prop_recursive(4, 24, 4, |inner| {
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                proptest::collection::btree_map("[a-c]{1,2}", inner, 0..4).prop_map(|map| map.into_iter().collect()),
+            ]
+        })
+    }
+
+    /// Equal, where 5 and 5.0 are one number.
+    fn same(one: &Value, two: &Value) -> bool {
+        match (one, two) {
+            (Value::Number(one), Value::Number(two)) => one.as_f64() == two.as_f64(),
+            (Value::Array(one), Value::Array(two)) => {
+                one.len() == two.len() && one.iter().zip(two).all(|(one, two)| same(one, two))
+            }
+            (Value::Object(one), Value::Object(two)) => {
+                one.len() == two.len()
+                    && one.iter().all(|(name, value)| two.get(name).is_some_and(|other| same(value, other)))
+            }
+            (one, two) => one == two,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_document_survives_the_library(document in document()) {
+            let text = document.to_string();
+            let read = read(text.as_bytes()).unwrap();
+            let written = write(&read, Bounds::default()).unwrap();
+            let again: Value = serde_json::from_slice(&written).unwrap();
+            prop_assert!(same(&again, &document), "{} became {}", document, again);
+        }
+    }
 
     async fn eval(source: &str, input: &str) -> Result<String, String> {
         let result = Expression::compile(source).unwrap();

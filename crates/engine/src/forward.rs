@@ -308,11 +308,7 @@ impl Relay {
         if row.crashes + 1 >= self.config.max_crashes {
             return self.bury(holding, row, DeadCode::Forward, &fault.detail).await;
         }
-        let delay = {
-            let schedule = RetrySchedule::default();
-            let base = schedule.initial.saturating_mul(1 << row.crashes.clamp(0, 20));
-            base.mul_f64(1.0 + self.parts.ids.jitter() / 4.0).min(schedule.max)
-        };
+        let delay = self.parts.ids.with_rng(|rng| RetrySchedule::default().delay(row.crashes, None, rng));
         if self.warnings.may("refused") {
             tracing::warn!(inbox_id = %row.id, source = row.source, %fault, "the database refused an outbox row; it is tried again");
         }

@@ -31,7 +31,7 @@ impl Ids {
     /// A new id.
     pub fn next(&self) -> Uuid {
         let mut random = [0; 10];
-        self.rng.lock().unwrap_or_else(PoisonError::into_inner).fill(&mut random);
+        self.with_rng(|rng| rng.fill(&mut random));
         let ms = u64::try_from(self.now_us() / 1000).unwrap_or(0);
         uuid::Builder::from_unix_timestamp_millis(ms, &random).into_uuid()
     }
@@ -44,7 +44,12 @@ impl Ids {
 
     /// A number between 0 and 1, for jitter.
     pub fn jitter(&self) -> f64 {
-        self.rng.lock().unwrap_or_else(PoisonError::into_inner).random()
+        self.with_rng(|rng| rng.random())
+    }
+
+    /// Lends the generator.
+    pub fn with_rng<T>(&self, draw: impl FnOnce(&mut StdRng) -> T) -> T {
+        draw(&mut self.rng.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -72,19 +72,40 @@ pub struct IntakeParts {
 pub struct SourceIntake {
     config: SourceConfig,
     reader: Reader,
+    /// There is an expression or a transform.
+    evaluates: bool,
     parts: IntakeParts,
     warnings: Warnings,
 }
 
 impl SourceIntake {
     /// The intake of the source that `config` describes.
-    pub fn new(config: SourceConfig, parts: IntakeParts) -> Self {
-        Self { reader: Reader::new(&config), config, parts, warnings: Warnings::default() }
+    pub fn new(mut config: SourceConfig, parts: IntakeParts) -> Self {
+        // What the stage makes is stored, so it has to be storable.
+        if let Some(transform) = &mut config.transform {
+            transform.bounds.json = config.limits.json;
+        }
+        let origins = [&config.idempotency_key, &config.aggregate_id, &config.event_type];
+        let evaluates = config.transform.is_some() || origins.iter().any(|origins| origins.expression.is_some());
+        Self { reader: Reader::new(&config), config, evaluates, parts, warnings: Warnings::default() }
     }
 
     /// The source as configured.
     pub fn config(&self) -> &SourceConfig {
         &self.config
+    }
+
+    /// Prepares a batch in order. Only what waits for expressions is worth doing side by side.
+    async fn prepare_all(&self, batch: Vec<Received>) -> Vec<Prepared> {
+        if self.evaluates && batch.len() > 1 {
+            let prepared = futures::stream::iter(batch).map(|received| self.prepare(received));
+            return prepared.buffered(PREPARED_AT_ONCE).collect().await;
+        }
+        let mut prepared = Vec::with_capacity(batch.len());
+        for received in batch {
+            prepared.push(self.prepare(received).await);
+        }
+        prepared
     }
 
     fn count(&self, event: &InboxEvent<'_>) {
@@ -212,11 +233,7 @@ fn rejection_of(error: &str) -> InboxEvent<'static> {
 #[async_trait]
 impl Intake for SourceIntake {
     async fn admit(&self, batch: Vec<Received>) -> Vec<Admission> {
-        let prepared: Vec<Prepared> = futures::stream::iter(batch)
-            .map(|received| self.prepare(received))
-            .buffered(PREPARED_AT_ONCE)
-            .collect()
-            .await;
+        let prepared = self.prepare_all(batch).await;
         let mut rows = Vec::with_capacity(prepared.len());
         let mut answers = Vec::with_capacity(prepared.len());
         for prepared in prepared {

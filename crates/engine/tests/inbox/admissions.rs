@@ -50,7 +50,8 @@ async fn flushes_are_bounded_and_requests_stay_whole() {
     *inbox.admit_takes.lock().unwrap() = Duration::from_millis(10);
     let limits = AdmissionLimits { flush_rows_max: 10, ..AdmissionLimits::default() };
     let (admissions, _) = start(&inbox, limits);
-    let request = |name: &'static str, rows: usize| (0..rows).map(|n| push_row(&format!("{name}{n}"))).collect::<Vec<_>>();
+    let request =
+        |name: &'static str, rows: usize| (0..rows).map(|n| push_row(&format!("{name}{n}"))).collect::<Vec<_>>();
     let requests = [request("a", 1), request("b", 6), request("c", 6), request("d", 4), request("e", 10)];
     let answers = join_all(requests.into_iter().map(|rows| admissions.admit(rows))).await;
     assert!(answers.iter().all(|answers| is_new(answers)));

@@ -25,7 +25,10 @@ fn full(body: &str) -> Received {
         message_id: Some("broker".into()),
         record_key: Some("record".into()),
         position: Some("t/0/5".into()),
-        ..with_headers(body, &[("X-Idempotency-Key", "header"), ("x-aggregate-id", "header"), ("X-EVENT-TYPE", "header")])
+        ..with_headers(
+            body,
+            &[("X-Idempotency-Key", "header"), ("x-aggregate-id", "header"), ("X-EVENT-TYPE", "header")],
+        )
     }
 }
 
@@ -57,10 +60,18 @@ async fn key_origin_order() {
     assert_eq!(read(source(Http), bare(BODY)).await, expect("path", path, path));
 
     for kind in [RabbitMq, Kafka, Nats] {
-        assert_eq!(read(with_expressions(source(kind)), full(BODY)).await, expect("header", expression, expression), "{kind:?}");
+        assert_eq!(
+            read(with_expressions(source(kind)), full(BODY)).await,
+            expect("header", expression, expression),
+            "{kind:?}"
+        );
         assert_eq!(read(source(kind), full(BODY)).await, expect("header", path, path), "{kind:?}");
         assert_eq!(read(source(kind), full(EMPTY)).await, expect("header", header, header), "{kind:?}");
-        assert_eq!(read(with_expressions(source(kind)), bare(BODY)).await, expect("expression", expression, expression), "{kind:?}");
+        assert_eq!(
+            read(with_expressions(source(kind)), bare(BODY)).await,
+            expect("expression", expression, expression),
+            "{kind:?}"
+        );
         assert_eq!(read(source(kind), bare(BODY)).await, expect("path", path, path), "{kind:?}");
         let record = (kind == Kafka).then_some("record");
         assert_eq!(read(source(kind), bare(EMPTY)).await, expect("broker", record, None), "{kind:?}");

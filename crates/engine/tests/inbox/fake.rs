@@ -186,7 +186,13 @@ impl Inbox for FakeInbox {
         Ok(answers)
     }
 
-    async fn waiting(&self, fence: &Fence, lanes: LaneSet, limit: u32, exclude: &[Uuid]) -> Result<Vec<PushRow>, Fault> {
+    async fn waiting(
+        &self,
+        fence: &Fence,
+        lanes: LaneSet,
+        limit: u32,
+        exclude: &[Uuid],
+    ) -> Result<Vec<PushRow>, Fault> {
         self.waiting_calls.fetch_add(1, Ordering::SeqCst);
         self.relay_fault(fence)?;
         assert!(!lanes.is_empty(), "nobody asks for nothing");
@@ -226,7 +232,8 @@ impl Inbox for FakeInbox {
         let mut rows = lock(&self.rows);
         for forward in batch {
             let stolen = lock(&self.stolen).contains(&forward.inbox_id);
-            let row = rows.iter_mut().find(|stored| stored.row.id == forward.inbox_id && stored.state == State::Pending);
+            let row =
+                rows.iter_mut().find(|stored| stored.row.id == forward.inbox_id && stored.state == State::Pending);
             match row {
                 _ if lock(&self.refused_topic).as_deref() == Some(&forward.topic) => {
                     done.refused.push((forward.inbox_id, Fault::refused("check_violation", "the outbox says no")));

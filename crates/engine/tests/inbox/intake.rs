@@ -15,8 +15,8 @@ use queuebox_engine::{
     filter::{Filter, Rule, Test},
     ids::Ids,
     intake::{
-        AdmissionLimits, Admissions, IntakeParts, KeyFallback, Origins, PublishTime, SourceConfig, SourceIntake, SourceKind,
-        StoreLimits,
+        AdmissionLimits, Admissions, IntakeParts, KeyFallback, Origins, PublishTime, SourceConfig, SourceIntake,
+        SourceKind, StoreLimits,
     },
     json::Path,
     transform::{OnError, Transform},
@@ -133,7 +133,9 @@ async fn webhook_invalid_json_is_400() {
     }
     for (body, reason) in [(r#"{"id":"a\u0000"}"#, "U+0000"), (r#"{"id":"\ud800"}"#, "surrogate")] {
         match world.admit(message(body)).await {
-            Admission::Refused { kind: Refusal::BadAttribute, reason: said } => assert!(said.contains(reason), "{said}"),
+            Admission::Refused { kind: Refusal::BadAttribute, reason: said } => {
+                assert!(said.contains(reason), "{said}")
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -223,10 +225,16 @@ async fn broker_not_json_is_one_dead_row() {
 #[tokio::test(start_paused = true)]
 async fn filtered_message_leaves_no_row() {
     let mut config = source(SourceKind::Http);
-    config.filter.require.push(Rule { header: "X-Event".into(), test: Test::Matches(Pattern::parse("order.*").unwrap()) });
+    config
+        .filter
+        .require
+        .push(Rule { header: "X-Event".into(), test: Test::Matches(Pattern::parse("order.*").unwrap()) });
     let world = world(config);
     assert_eq!(world.admit(with_headers("not even JSON", &[("x-event", "ping")])).await, Admission::Filtered);
-    assert!(matches!(world.admit(with_headers(r#"{"id":1}"#, &[("x-event", "order.created")])).await, Admission::Stored(_)));
+    assert!(matches!(
+        world.admit(with_headers(r#"{"id":1}"#, &[("x-event", "order.created")])).await,
+        Admission::Stored(_)
+    ));
     assert_eq!(world.inbox.rows().len(), 1);
     assert_eq!(world.counted.count("Filtered { source: \"orders\" }"), 1);
 }
@@ -427,7 +435,9 @@ async fn existing_collation_never_loses() {
     let world = world(source(SourceKind::Http));
     *world.inbox.on_row.lock().unwrap() =
         Some(Box::new(|_| Some(Admitted::Collision(Fault::misconfigured("collation", "the column merges keys")))));
-    assert!(matches!(world.admit(message(r#"{"id":"A"}"#)).await, Admission::Failed(fault) if fault.code == "collation"));
+    assert!(
+        matches!(world.admit(message(r#"{"id":"A"}"#)).await, Admission::Failed(fault) if fault.code == "collation")
+    );
 }
 
 /// conformance 151, as far as the intake goes

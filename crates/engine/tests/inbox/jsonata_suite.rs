@@ -13,9 +13,12 @@ use serde_json::Value;
 fn same(one: &Value, two: &Value) -> bool {
     match (one, two) {
         (Value::Number(one), Value::Number(two)) => one.as_f64() == two.as_f64(),
-        (Value::Array(one), Value::Array(two)) => one.len() == two.len() && one.iter().zip(two).all(|(one, two)| same(one, two)),
+        (Value::Array(one), Value::Array(two)) => {
+            one.len() == two.len() && one.iter().zip(two).all(|(one, two)| same(one, two))
+        }
         (Value::Object(one), Value::Object(two)) => {
-            one.len() == two.len() && one.iter().all(|(name, value)| two.get(name).is_some_and(|other| same(value, other)))
+            one.len() == two.len()
+                && one.iter().all(|(name, value)| two.get(name).is_some_and(|other| same(value, other)))
         }
         (one, two) => one == two,
     }
@@ -33,7 +36,8 @@ async fn evaluate(expression: &str, input: &Value, case: &Value) -> Result<Value
         max_depth: case["depth"].as_u64().and_then(|depth| u32::try_from(depth).ok()).unwrap_or(1000),
         ..Bounds::default()
     };
-    let text = compiled.json(Bytes::from(input.to_string()), variables, bounds).await.map_err(|error| error.to_string())?;
+    let text =
+        compiled.json(Bytes::from(input.to_string()), variables, bounds).await.map_err(|error| error.to_string())?;
     serde_json::from_slice(&text).map_err(|error| error.to_string())
 }
 
@@ -72,7 +76,8 @@ fn unordered(one: &Value, two: &Value) -> bool {
 }
 
 fn read(path: &Path) -> Value {
-    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    serde_json::from_str(&fs::read_to_string(path).unwrap())
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 fn sorted(folder: &Path) -> Vec<std::path::PathBuf> {

@@ -6,5 +6,6 @@ mod attributes;
 mod fake;
 mod intake;
 mod jsonata_suite;
+mod properties;
 mod relay;
 mod retention;

@@ -53,7 +53,10 @@ fn start(poll_interval: Duration) -> World {
         batch_size: 10,
         max_attempts: 7,
         max_crashes: 3,
-        topics: HashMap::from([("orders".to_owned(), template("{{ eventType }}")), ("fixed".to_owned(), template("topic"))]),
+        topics: HashMap::from([
+            ("orders".to_owned(), template("{{ eventType }}")),
+            ("fixed".to_owned(), template("topic")),
+        ]),
     };
     let parts = RelayParts {
         inbox: inbox.clone(),
@@ -90,7 +93,11 @@ const POLL: Duration = Duration::from_millis(100);
 async fn push_rows_are_forwarded_in_order() {
     let world = start(POLL);
     for n in 0..25 {
-        world.inbox.insert(NewInboxRow { aggregate_id: Some("k".into()), topic: Some(format!("t{n}")), ..push_row(&n.to_string()) });
+        world.inbox.insert(NewInboxRow {
+            aggregate_id: Some("k".into()),
+            topic: Some(format!("t{n}")),
+            ..push_row(&n.to_string())
+        });
         tokio::time::advance(Duration::from_micros(10)).await;
     }
     world.forwarded.notified().await;
@@ -108,7 +115,11 @@ async fn push_rows_are_forwarded_in_order() {
 #[tokio::test(start_paused = true)]
 async fn relay_ignores_pull_rows() {
     let world = start(POLL);
-    world.inbox.insert(NewInboxRow { consumption: Consumption::Pull, aggregate_id: Some("k".into()), ..push_row("pull") });
+    world.inbox.insert(NewInboxRow {
+        consumption: Consumption::Pull,
+        aggregate_id: Some("k".into()),
+        ..push_row("pull")
+    });
     world.inbox.insert(NewInboxRow { aggregate_id: Some("k".into()), ..push_row("push") });
     world.settle().await;
     assert_eq!(world.states(), [State::Pending, State::Processed]);

@@ -18,7 +18,8 @@ use tokio_util::sync::CancellationToken;
 use crate::fake::{Counted, FakeLedger};
 
 fn start(table: Scope, rule: PruneRule, dead_rule: PruneRule) -> (Arc<FakeLedger>, Arc<Counted>, CancellationToken) {
-    let (ledger, counted, stop) = (Arc::new(FakeLedger::default()), Arc::new(Counted::default()), CancellationToken::new());
+    let (ledger, counted, stop) =
+        (Arc::new(FakeLedger::default()), Arc::new(Counted::default()), CancellationToken::new());
     let retention = Retention {
         table,
         keep: TableRetention { rule, dead_rule, cleanup_interval: Duration::from_secs(3600), batch_size: 1000 },
@@ -37,7 +38,8 @@ const WEEK: PruneRule = PruneRule::OlderThan(604_800_000);
 #[tokio::test(start_paused = true)]
 async fn retention_deletes_finished_only() {
     let (ledger, counted, _) = start(Scope::Outbox, PruneRule::Beyond(10), WEEK);
-    *ledger.left.lock().unwrap() = vec![(State::Sent, 2500), (State::Dead, 1), (State::Pending, 9), (State::Processing, 9)];
+    *ledger.left.lock().unwrap() =
+        vec![(State::Sent, 2500), (State::Dead, 1), (State::Pending, 9), (State::Processing, 9)];
     tokio::time::sleep(Duration::from_secs(60)).await;
     let calls = ledger.calls.lock().unwrap().clone();
     let sent = (Scope::Outbox, State::Sent, PruneRule::Beyond(10));
