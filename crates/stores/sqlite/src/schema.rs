@@ -1,0 +1,453 @@
+//! Tables, history and the check at start (contract 2.2 to 2.7).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use async_trait::async_trait;
+use queuebox_core::{
+    Fault,
+    ports::schema::{Finding, MigrateOptions, Migrated, Schema, SchemaReport},
+};
+use queuebox_sql::{
+    Applied, Catalog, Found, Migration, Step,
+    names::{INBOX_COLUMNS, OUTBOX_COLUMNS, Quote},
+    plan,
+};
+use sqlx::{Row as _, SqliteConnection};
+
+use crate::{SqliteStore, classify, session::Session};
+
+/// SQLite begins with the file of number 14; 1 to 13 exist on PostgreSQL and SQL Server only (contract 2.5).
+const CATALOG: Catalog = Catalog {
+    fresh: Migration {
+        version: 14,
+        name: "create",
+        sql: include_str!("../migrations/0014_create.sql"),
+        min_reader: 14,
+    },
+    steps: &[],
+};
+
+const HISTORY: &str = "
+CREATE TABLE IF NOT EXISTS {history} (
+    version INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    checksum TEXT NOT NULL,
+    applied_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%f000Z', 'now')),
+    min_reader INTEGER NOT NULL,
+    PRIMARY KEY (version, name))";
+
+const APPLIED: &str = "
+SELECT version, name, checksum, min_reader FROM {history} ORDER BY version, name";
+
+const RECORD: &str = "
+INSERT INTO {history} (version, name, checksum, min_reader) VALUES (?1, ?2, ?3, ?4)";
+
+const UNIQUE: &str = "uq_inbox_source_idempotency";
+
+const WORKER_COLUMNS: [&str; 7] = ["worker", "token", "relay_uid", "config", "lane_hash", "idle", "lease_expires_at"];
+
+const LANE_COLUMNS: [&str; 4] = ["scope", "lane", "worker", "term"];
+
+/// A unique index of a table: its columns and their collations.
+struct UniqueIndex {
+    columns: Vec<(String, String)>,
+}
+
+/// What a table is made of.
+#[derive(Default)]
+struct Table {
+    columns: BTreeSet<String>,
+    unique: Vec<UniqueIndex>,
+}
+
+impl Table {
+    fn is_there(&self) -> bool {
+        !self.columns.is_empty()
+    }
+
+    fn index_over(&self, wanted: &[&str]) -> Option<&UniqueIndex> {
+        let wanted: BTreeSet<_> = wanted.iter().map(|name| name.to_ascii_lowercase()).collect();
+        self.unique.iter().find(|index| {
+            index.columns.iter().map(|(name, _)| name.to_ascii_lowercase()).collect::<BTreeSet<_>>() == wanted
+        })
+    }
+}
+
+async fn table(connection: &mut SqliteConnection, name: &str) -> Result<Table, sqlx::Error> {
+    // xinfo, not info: generated columns are hidden from the latter.
+    let columns: Vec<String> = sqlx::query_scalar("SELECT lower(name) FROM pragma_table_xinfo(?1)")
+        .bind(name)
+        .fetch_all(&mut *connection)
+        .await?;
+    let parts = sqlx::query(
+        "SELECT l.name, x.name, x.coll FROM pragma_index_list(?1) AS l, pragma_index_xinfo(l.name) AS x
+          WHERE l.\"unique\" AND NOT l.partial AND x.key",
+    )
+    .bind(name)
+    .fetch_all(&mut *connection)
+    .await?;
+    let mut unique: BTreeMap<String, UniqueIndex> = BTreeMap::new();
+    for part in parts {
+        let column: Option<String> = part.try_get(1)?;
+        let index = unique.entry(part.try_get(0)?).or_insert_with(|| UniqueIndex { columns: Vec::new() });
+        index.columns.push((column.unwrap_or_default(), part.try_get(2)?));
+    }
+    // A rowid table's INTEGER PRIMARY KEY has no index, but it is unique.
+    let key: Vec<String> = sqlx::query_scalar("SELECT name FROM pragma_table_xinfo(?1) WHERE pk > 0")
+        .bind(name)
+        .fetch_all(connection)
+        .await?;
+    let mut unique: Vec<_> = unique.into_values().collect();
+    unique.push(UniqueIndex { columns: key.into_iter().map(|name| (name, "BINARY".to_owned())).collect() });
+    Ok(Table { columns: columns.into_iter().collect(), unique })
+}
+
+/// Definition of a column for `ALTER TABLE`, which takes constant defaults only.
+fn definition(column: &str) -> &'static str {
+    match column {
+        "id" => "TEXT COLLATE NOCASE",
+        "topic" | "source" | "idempotency_key" | "payload" => "TEXT NOT NULL DEFAULT ''",
+        "headers" => "TEXT NOT NULL DEFAULT '{}'",
+        "state" => "TEXT NOT NULL DEFAULT 'pending'",
+        "consumption" => "TEXT NOT NULL DEFAULT 'push'",
+        "attempt" | "crashes" => "INTEGER NOT NULL DEFAULT 0",
+        "max_attempts" => "INTEGER NOT NULL DEFAULT 5",
+        "scheduled_at" | "created_at" | "updated_at" => "TEXT NOT NULL DEFAULT '1970-01-01T00:00:00.000000Z'",
+        "parent_sequence" => "INTEGER",
+        "sequence" => "INTEGER GENERATED ALWAYS AS (COALESCE(parent_sequence, row_no)) VIRTUAL",
+        _ => "TEXT",
+    }
+}
+
+/// Everything that is missing, and the statements that add it.
+#[derive(Default)]
+struct Missing {
+    what: Vec<String>,
+    statements: Vec<String>,
+}
+
+impl Missing {
+    fn columns<'a>(
+        &mut self,
+        store: &SqliteStore,
+        title: &str,
+        found: &Table,
+        columns: impl Iterator<Item = (&'a str, &'a str)>,
+    ) {
+        let quoted = Quote::Double.apply(title);
+        // `sequence` is computed from parent_sequence, so it comes last.
+        let mut columns: Vec<_> =
+            columns.filter(|(_, name)| !found.columns.contains(&name.to_ascii_lowercase())).collect();
+        columns.sort_by_key(|(column, _)| *column == "sequence");
+        let _ = store;
+        for (column, name) in columns {
+            self.what.push(format!("column {title}.{name}"));
+            self.statements.push(format!(
+                "ALTER TABLE {quoted} ADD COLUMN {} {};",
+                Quote::Double.apply(name),
+                definition(column)
+            ));
+        }
+    }
+
+    /// A table and its indexes, as in the file of number 14.
+    fn created(&mut self, store: &SqliteStore, title: &str, placeholder: &str) {
+        self.what.push(format!("table {title}"));
+        for (_, statement) in Migration::statements(CATALOG.fresh.sql) {
+            if statement.contains(&format!("CREATE TABLE {placeholder} "))
+                || statement.contains(&format!(" ON {placeholder} "))
+            {
+                self.statements.push(format!("{};", store.names().render(statement, &[]).trim()));
+            }
+        }
+    }
+
+    fn unique(&mut self, index: &str, title: &str, columns: &[&str]) {
+        self.what.push(format!("{index} UNIQUE ({}) on {title}", columns.join(", ")));
+        let columns: Vec<_> = columns.iter().map(|column| Quote::Double.apply(column)).collect();
+        let table = Quote::Double.apply(title);
+        self.statements.push(format!("CREATE UNIQUE INDEX {index} ON {table} ({});", columns.join(", ")));
+    }
+
+    fn into_fault(self) -> Option<Fault> {
+        if self.what.is_empty() {
+            return None;
+        }
+        let detail = format!(
+            "the database lacks: {}. Run \"queuebox migrate\" on an empty database, or these statements:\n{}",
+            self.what.join(", "),
+            self.statements.join("\n")
+        );
+        Some(Fault::misconfigured("schema", detail))
+    }
+}
+
+impl SqliteStore {
+    async fn history(&self, connection: &mut SqliteConnection) -> Result<Option<Vec<Applied>>, sqlx::Error> {
+        if !table(connection, "queuebox_schema_history").await?.is_there() {
+            return Ok(None);
+        }
+        let rows = sqlx::query(self.sql(APPLIED)).fetch_all(connection).await?;
+        let applied = rows
+            .iter()
+            .map(|row| {
+                Ok(Applied {
+                    version: row.try_get(0)?,
+                    name: row.try_get(1)?,
+                    checksum: row.try_get(2)?,
+                    min_reader: row.try_get(3)?,
+                })
+            })
+            .collect::<Result<_, sqlx::Error>>()?;
+        Ok(Some(applied))
+    }
+
+    async fn found(&self, connection: &mut SqliteConnection) -> Result<Found, sqlx::Error> {
+        let history = self.history(&mut *connection).await?;
+        let outbox = table(&mut *connection, self.names().outbox()).await?.is_there();
+        let inbox = table(&mut *connection, self.names().inbox()).await?.is_there();
+        Ok(Found { history, tables: outbox || inbox, classic: None })
+    }
+
+    async fn run(&self, session: &mut Session, steps: &[Step]) -> Result<Vec<String>, sqlx::Error> {
+        let mut applied = Vec::new();
+        if !steps.is_empty() {
+            sqlx::query(self.sql(HISTORY)).execute(session.connection()).await?;
+        }
+        for step in steps {
+            let (version, name, checksum, min_reader) = match step {
+                Step::Record { version, name } => (*version, *name, String::new(), 0),
+                Step::Run(file) => {
+                    for (_, statement) in Migration::statements(file.sql) {
+                        sqlx::query(self.sql_text(statement)).execute(session.connection()).await?;
+                    }
+                    applied.push(file.name.to_owned());
+                    (file.version, file.name, file.checksum(), file.min_reader)
+                }
+            };
+            sqlx::query(self.sql(RECORD))
+                .bind(version)
+                .bind(name)
+                .bind(checksum)
+                .bind(min_reader)
+                .execute(session.connection())
+                .await?;
+        }
+        Ok(applied)
+    }
+
+    async fn missing(&self, connection: &mut SqliteConnection) -> Result<(Missing, Vec<String>), sqlx::Error> {
+        let names = self.names();
+        let mut missing = Missing::default();
+        let mut notes = Vec::new();
+        let outbox = table(&mut *connection, names.outbox()).await?;
+        if outbox.is_there() {
+            let columns = OUTBOX_COLUMNS.iter().map(|column| (*column, names.outbox_column(column)));
+            missing.columns(self, names.outbox(), &outbox, columns.chain([("parent_sequence", "parent_sequence")]));
+            let id = names.outbox_column("id");
+            match outbox.index_over(&[id]) {
+                None => missing.unique("uq_outbox_id", names.outbox(), &[id]),
+                Some(index) => notes.extend(binary_ids(names.outbox(), index)),
+            }
+        } else {
+            missing.created(self, names.outbox(), "{outbox}");
+        }
+        let inbox = table(&mut *connection, names.inbox()).await?;
+        if inbox.is_there() {
+            let columns = INBOX_COLUMNS.iter().map(|column| (*column, names.inbox_column(column)));
+            missing.columns(self, names.inbox(), &inbox, columns);
+            let id = names.inbox_column("id");
+            if inbox.index_over(&[id]).is_none() {
+                missing.unique("uq_inbox_id", names.inbox(), &[id]);
+            }
+            let identity = [names.inbox_column("source"), names.inbox_column("idempotency_key")];
+            match inbox.index_over(&identity) {
+                None => missing.unique(UNIQUE, names.inbox(), &identity),
+                Some(index) => notes.extend(merging(names.inbox(), index)),
+            }
+        } else {
+            missing.created(self, names.inbox(), "{inbox}");
+        }
+        self.own_tables(connection, &mut missing).await?;
+        Ok((missing, notes))
+    }
+
+    /// The two tables of workers and lanes are needed on SQLite, also beside renamed tables (contract 2.6).
+    async fn own_tables(&self, connection: &mut SqliteConnection, missing: &mut Missing) -> Result<(), sqlx::Error> {
+        let tables: [(&str, &str, &[&str]); 2] =
+            [("queuebox_worker", "{worker}", &WORKER_COLUMNS), ("queuebox_lane", "{lane}", &LANE_COLUMNS)];
+        for (title, placeholder, columns) in tables {
+            let found = table(&mut *connection, title).await?;
+            if !found.is_there() {
+                missing.created(self, title, placeholder);
+            } else if let Some(column) = columns.iter().find(|column| !found.columns.contains(**column)) {
+                missing.what.push(format!(
+                    "column {title}.{column}; drop the table and make it anew, it holds nothing lasting"
+                ));
+                missing.statements.push(format!("DROP TABLE {title};"));
+                missing.created(self, title, placeholder);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ids of a table of one's own must be written as QueueBox writes them, unless the column compares them by value.
+fn binary_ids(title: &str, index: &UniqueIndex) -> Option<String> {
+    let binary = index.columns.iter().any(|(_, collation)| !collation.eq_ignore_ascii_case("NOCASE"));
+    binary.then(|| {
+        format!(
+            "{title}: ids must be written in lower case with hyphens, since the column is not declared COLLATE NOCASE"
+        )
+    })
+}
+
+/// A collation that is not binary merges keys (contract 2.4).
+fn merging(title: &str, index: &UniqueIndex) -> Option<String> {
+    let merging = index.columns.iter().find(|(_, collation)| !collation.eq_ignore_ascii_case("BINARY"));
+    merging.map(|(column, collation)| {
+        format!(
+            "{title}.{column} compares with {collation}: keys that differ only in what it ignores are refused as storage \
+             failures; declare the column COLLATE BINARY"
+        )
+    })
+}
+
+#[async_trait]
+impl Schema for SqliteStore {
+    fn kind(&self) -> &'static str {
+        "sqlite"
+    }
+
+    async fn ping(&self) -> Result<(), Fault> {
+        self.read(None).await?.commit().await
+    }
+
+    async fn migrate(&self, options: MigrateOptions) -> Result<Migrated, Fault> {
+        let renamed = self.names().renamed();
+        if !renamed.is_empty() {
+            return Err(Fault::misconfigured(
+                "renamed",
+                format!(
+                    "renamed tables and columns are made by hand: migrations exclude {}. Set database.migrate to Off; the start \
+                     then prints the statements",
+                    renamed.join(", ")
+                ),
+            ));
+        }
+        // An immediate transaction: whoever migrates at the same time waits here, then finds nothing to do.
+        let mut session = self.write(None).await?;
+        let found = self.found(session.connection()).await.map_err(|error| classify(&error))?;
+        let plan = plan(&CATALOG, &found, options.baseline)
+            .map_err(|error| Fault::misconfigured("migrate", error.to_string()))?;
+        let applied = self.run(&mut session, &plan.steps).await.map_err(|error| classify(&error))?;
+        session.commit().await?;
+        Ok(Migrated { from: plan.from, to: plan.to, applied, adopted: plan.adopted })
+    }
+
+    async fn check(&self) -> Result<SchemaReport, Fault> {
+        let mut session = self.read(None).await?;
+        let found = self.found(session.connection()).await.map_err(|error| classify(&error))?;
+        let history = found.history.unwrap_or_default();
+        let recorded = queuebox_sql::migrations::verify(&CATALOG, &history)
+            .map_err(|error| Fault::misconfigured("migrate", error.to_string()))?;
+        let (missing, mut notes) = self.missing(session.connection()).await.map_err(|error| classify(&error))?;
+        session.commit().await?;
+        if let Some(fault) = missing.into_fault() {
+            return Err(fault);
+        }
+        let version = recorded.max(CATALOG.newest());
+        if version > CATALOG.newest() {
+            notes.push(format!(
+                "the schema has version {version}, this release knows {}; it works, newer features are off",
+                CATALOG.newest()
+            ));
+        }
+        Ok(SchemaReport { version, notes })
+    }
+
+    /// SQLite knows no roles: who may write the file may do everything.
+    fn grants(&self, _role: &str) -> Vec<String> {
+        Vec::new()
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>, Fault> {
+        let mut findings = vec![match self.check().await {
+            Ok(report) => finding("schema", "ok", format!("version {}", report.version), None),
+            Err(fault) => finding("schema", "error", fault.detail, Some("queuebox migrate")),
+        }];
+        findings.push(match self.write(None).await {
+            Ok(session) => {
+                session.commit().await?;
+                finding("write lock", "ok", "it was got".to_owned(), None)
+            }
+            Err(fault) => finding("write lock", "error", fault.detail, Some("end the transaction that holds it")),
+        });
+        let mut session = self.read(None).await?;
+        findings.extend(pragmas(session.connection()).await.map_err(|error| classify(&error))?);
+        session.commit().await?;
+        findings.push(self.log_size());
+        Ok(findings)
+    }
+
+    fn pool(&self) -> (u32, u32, u32) {
+        let inner = &self.inner;
+        let idle = inner.writer.num_idle() + inner.readers.num_idle();
+        let open = inner.writer.size() + inner.readers.size();
+        let waiting = inner.waiting.load(std::sync::atomic::Ordering::Relaxed);
+        (open, u32::try_from(idle).unwrap_or(u32::MAX), waiting)
+    }
+
+    async fn close(&self) {
+        self.inner.wake.close().await;
+        self.inner.readers.close().await;
+        // Last: the connection that closes last folds the log into the file.
+        self.inner.writer.close().await;
+    }
+}
+
+impl SqliteStore {
+    /// A log that grows without end means that somebody reads without end.
+    fn log_size(&self) -> Finding {
+        const LARGE: u64 = 256 << 20;
+        let mut log = self.inner.config.path.clone().into_os_string();
+        log.push("-wal");
+        let bytes = std::fs::metadata(&log).map_or(0, |file| file.len());
+        let detail = format!("the -wal file has {} MiB", bytes >> 20);
+        if bytes < LARGE {
+            return finding("log", "ok", detail, None);
+        }
+        finding(
+            "log",
+            "warning",
+            detail,
+            Some("find the reader that keeps a transaction open; the log cannot be reset before"),
+        )
+    }
+}
+
+fn finding(check: &str, level: &'static str, detail: String, fix: Option<&str>) -> Finding {
+    Finding { check: check.to_owned(), level, detail, fix: fix.map(str::to_owned) }
+}
+
+async fn pragmas(connection: &mut SqliteConnection) -> Result<Vec<Finding>, sqlx::Error> {
+    let version: String = sqlx::query_scalar("SELECT sqlite_version()").fetch_one(&mut *connection).await?;
+    let mode: String = sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut *connection).await?;
+    let damage: String = sqlx::query_scalar("PRAGMA quick_check(1)").fetch_one(&mut *connection).await?;
+    let wal = mode.eq_ignore_ascii_case("wal");
+    Ok(vec![
+        finding("SQLite", "ok", format!("version {version}"), None),
+        finding(
+            "journal",
+            if wal { "ok" } else { "error" },
+            format!("mode {mode}"),
+            (!wal).then_some("WAL needs a local file system with shared memory; move the file off the network share"),
+        ),
+        finding(
+            "file",
+            if damage == "ok" { "ok" } else { "error" },
+            format!("quick_check says {damage}"),
+            (damage != "ok").then_some("restore the file from a backup"),
+        ),
+    ])
+}

@@ -1,0 +1,134 @@
+//! A file of its own for each test.
+
+use std::{path::PathBuf, sync::Arc};
+
+use async_trait::async_trait;
+use queuebox_conformance::store::{Capabilities, OpenTransaction, Setup, StoreHarness};
+use queuebox_core::ports::{
+    Store,
+    schema::{MigrateOptions, Schema as _},
+};
+use queuebox_sqlite::{OnSent, SqliteConfig, SqliteStore, open};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _, SqliteConnection, sqlite::SqliteConnectOptions,
+};
+use tempfile::TempDir;
+
+/// A database with the default names.
+pub struct SqliteHarness {
+    folder: TempDir,
+    setup: Setup,
+}
+
+impl SqliteHarness {
+    /// The file.
+    pub fn path(&self) -> PathBuf {
+        self.folder.path().join("queuebox.db")
+    }
+
+    /// A connection as an application has it.
+    pub async fn connect(&self) -> SqliteConnection {
+        SqliteConnectOptions::new()
+            .filename(self.path())
+            .busy_timeout(std::time::Duration::from_secs(20))
+            .create_if_missing(true)
+            .connect()
+            .await
+            .unwrap()
+    }
+
+    /// Another handle.
+    pub async fn open(&self) -> SqliteStore {
+        let on_sent = if self.setup.on_sent_delete { OnSent::Delete } else { OnSent::Keep };
+        open(SqliteConfig { on_sent, ..SqliteConfig::new(self.path()) }).await.unwrap()
+    }
+}
+
+struct Held(SqliteConnection);
+
+#[async_trait]
+impl OpenTransaction for Held {
+    async fn execute(&mut self, sql: &str) -> u64 {
+        sqlx::query(AssertSqlSafe(sql)).execute(&mut self.0).await.unwrap().rows_affected()
+    }
+    async fn commit(mut self: Box<Self>) {
+        sqlx::query("COMMIT").execute(&mut self.0).await.unwrap();
+    }
+    async fn rollback(mut self: Box<Self>) {
+        sqlx::query("ROLLBACK").execute(&mut self.0).await.unwrap();
+    }
+}
+
+#[async_trait]
+impl StoreHarness for SqliteHarness {
+    async fn start(setup: Setup) -> Self {
+        let harness = Self { folder: tempfile::tempdir().unwrap(), setup };
+        if !setup.empty {
+            let store = harness.open().await;
+            store.migrate(MigrateOptions::default()).await.unwrap();
+            store.close().await;
+        }
+        harness
+    }
+
+    async fn store(&self) -> Arc<dyn Store> {
+        Arc::new(self.open().await)
+    }
+
+    async fn execute(&self, sql: &str) -> u64 {
+        let mut connection = self.connect().await;
+        let done = sqlx::query(AssertSqlSafe(sql))
+            .execute(&mut connection)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"));
+        connection.close().await.unwrap();
+        done.rows_affected()
+    }
+
+    async fn query(&self, sql: &str) -> Vec<Vec<Option<String>>> {
+        let mut connection = self.connect().await;
+        let rows = sqlx::query(AssertSqlSafe(sql))
+            .fetch_all(&mut connection)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"));
+        rows.iter().map(|row| (0..row.len()).map(|column| row.try_get(column).unwrap()).collect()).collect()
+    }
+
+    async fn begin(&self) -> Box<dyn OpenTransaction> {
+        let mut connection = self.connect().await;
+        sqlx::query("BEGIN IMMEDIATE").execute(&mut connection).await.unwrap();
+        Box::new(Held(connection))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { concurrent_writers: false, keeps_digits: true }
+    }
+
+    fn now_plus(&self, us: i64) -> String {
+        let (seconds, rest) = (us.div_euclid(1_000_000), us.rem_euclid(1_000_000));
+        format!("(strftime('%Y-%m-%dT%H:%M:%S', 'now', '{seconds} seconds') || '.{rest:06}Z')")
+    }
+
+    fn us_until(&self, expression: &str) -> String {
+        format!(
+            "((CAST(strftime('%s', substr({expression}, 1, 19)) AS INTEGER) * 1000000 + CAST(substr({expression}, 21, 6) AS INTEGER))
+              - CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
+        )
+    }
+
+    fn text(&self, expression: &str) -> String {
+        format!("CAST({expression} AS TEXT)")
+    }
+
+    fn table(&self, name: &str) -> String {
+        format!("\"{name}\"")
+    }
+
+    fn column(&self, _table: &str, name: &str) -> String {
+        format!("\"{name}\"")
+    }
+
+    fn drop_identity(&self) -> String {
+        "DROP INDEX uq_inbox_source_idempotency".to_owned()
+    }
+}

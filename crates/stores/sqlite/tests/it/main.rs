@@ -1,0 +1,11 @@
+//! The SQLite store against real files.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod harness;
+
+/// The contract of the store ports, with the default names.
+mod contract {
+    use crate::harness::SqliteHarness;
+    queuebox_conformance::store_tests!(SqliteHarness);
+}
