@@ -29,7 +29,7 @@ use queuebox_core::{
     ports::{Admission, Intake, Received, Source, source::SourceHealth},
     redact::redact,
 };
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -44,6 +44,12 @@ const PULL_WAIT: Duration = Duration::from_secs(5);
 
 /// Bytes per call of the intake: no further message is added above this.
 const BATCH_BYTES: usize = 8 * 1024 * 1024;
+
+/// A batch that is not full waits this long for another message, and no longer than [`LINGER_MAX`] in all.
+const LINGER: Duration = Duration::from_millis(1);
+
+/// See [`LINGER`].
+const LINGER_MAX: Duration = Duration::from_millis(5);
 
 /// How long a stop waits for the batch that is being stored. What is stored later and not acknowledged comes again, and is
 /// a duplicate.
@@ -69,6 +75,9 @@ struct Pull {
     messages: pull::Batch,
     /// Received and not yet handed to the intake.
     held: VecDeque<jetstream::Message>,
+    /// Nothing more comes: the pull is used up, or failed.
+    end: Option<Result<(), String>>,
+    asked: usize,
 }
 
 impl NatsSource {
@@ -136,7 +145,7 @@ impl NatsSource {
         loop {
             let asking = consumer.batch().max_messages(self.config.batch_size).expires(PULL_WAIT).messages();
             let mut pull = match timeout(CONNECT_TIMEOUT, asking).await {
-                Ok(Ok(messages)) => Pull { messages, held: VecDeque::new() },
+                Ok(Ok(messages)) => Pull { messages, held: VecDeque::new(), end: None, asked: self.config.batch_size },
                 Ok(Err(error)) => return self.failed(error),
                 Err(_) => return self.failed("the server takes no request"),
             };
@@ -264,16 +273,26 @@ fn progress_period(consumer: &Consumer<pull::Config>) -> Duration {
 }
 
 impl Pull {
-    /// Everything that has arrived. Empty = the pull is used up.
+    /// Everything that has arrived, and a little longer while more keeps coming, since one insert of several messages costs
+    /// less than several inserts. Empty = the pull is used up.
     async fn next_batch(&mut self) -> Result<Vec<jetstream::Message>, String> {
         if self.held.is_empty() {
-            match self.messages.next().await {
-                None => return Ok(Vec::new()),
-                Some(Ok(message)) => self.held.push_back(message),
-                Some(Err(error)) => return Err(error.to_string()),
+            match self.end.take() {
+                Some(end) => return end.map(|()| Vec::new()),
+                None => self.await_one().await,
             }
         }
-        self.gather();
+        let until = Instant::now() + LINGER_MAX;
+        while self.end.is_none() && self.held.len() < self.asked {
+            if timeout_at(until.min(Instant::now() + LINGER), self.await_one()).await.is_err() {
+                break;
+            }
+        }
+        if self.held.is_empty()
+            && let Some(end) = self.end.take()
+        {
+            return end.map(|()| Vec::new());
+        }
         let mut bytes = 0;
         let mut batch = Vec::with_capacity(self.held.len());
         while bytes < BATCH_BYTES
@@ -285,11 +304,16 @@ impl Pull {
         Ok(batch)
     }
 
-    /// An error ends the pull, and is found by the next look.
-    fn gather(&mut self) {
-        while let Some(Some(Ok(message))) = self.messages.next().now_or_never() {
-            self.held.push_back(message);
+    async fn await_one(&mut self) {
+        match self.messages.next().await {
+            None => self.end = Some(Ok(())),
+            Some(Ok(message)) => self.held.push_back(message),
+            Some(Err(error)) => self.end = Some(Err(error.to_string())),
         }
+    }
+
+    fn gather(&mut self) {
+        while self.end.is_none() && self.await_one().now_or_never().is_some() {}
     }
 
     async fn in_progress(&mut self, batch: &[jetstream::Message]) -> Result<(), async_nats::Error> {

@@ -96,27 +96,47 @@ impl RabbitDestination {
         }
     }
 
-    async fn deliver(&self, delivery: Delivery) -> Result<(), Error> {
-        let inner = &self.inner;
-        let given = inner.config.timeout.min(delivery.time_left);
+    async fn deliver(&self, delivery: &Delivery) -> Result<(), Error> {
+        let given = self.inner.config.timeout.min(delivery.time_left);
         let deadline = Instant::now() + given;
-        let mut message = inner.prepare(&delivery)?;
-        // A channel may end between the look at it and the hand-over; the message was not offered then.
-        for _ in 0..2 {
-            let session = self.session(deadline, false).await?;
-            if session.link.is_blocked() {
-                return Err(Error::Blocked { peer: session.link.peer.clone() });
-            }
-            message.check_headers(session.link.frame_max())?;
-            session.require(&inner.config, &message.exchange, deadline).await?;
-            let (verdict, answer) = oneshot::channel();
-            match timeout_at(deadline, session.pipe.send(message.publish(&delivery, verdict))).await {
-                Ok(Ok(())) => return message.outcome(timeout_at(deadline, answer).await.ok(), given),
-                Ok(Err(_)) => {}
-                Err(_) => return Err(Error::NotSent("the channel took no message in time".to_owned())),
+        let message = self.inner.prepare(delivery)?;
+        let mut offered = None;
+        loop {
+            let answer = match self.offer(delivery, &message, deadline).await {
+                Ok(Some(answer)) => answer,
+                Ok(None) if Instant::now() < deadline => continue,
+                Ok(None) => return Err(message.unless(offered, Error::NotSent("the channel ended".to_owned()))),
+                Err(error) => return Err(message.unless(offered, error)),
+            };
+            match timeout_at(deadline, answer).await {
+                // Another message was too large, and the broker ended the channel over it. That one is known by now, and
+                // this one has nothing to do with it. It may have arrived, so this may be a duplicate.
+                Ok(Ok(Verdict::Collateral(reason))) if Instant::now() < deadline => offered = Some(reason),
+                answer => return message.outcome(answer.ok(), given),
             }
         }
-        Err(Error::NotSent("the channel ended".to_owned()))
+    }
+
+    /// Hands the message to a channel. `None`: the channel ended before it had the message; there may be another.
+    async fn offer(
+        &self,
+        delivery: &Delivery,
+        message: &Message,
+        deadline: Instant,
+    ) -> Result<Option<oneshot::Receiver<Verdict>>, Error> {
+        self.inner.check_size(delivery)?;
+        let session = self.session(deadline, false).await?;
+        if session.link.is_blocked() {
+            return Err(Error::Blocked { peer: session.link.peer.clone() });
+        }
+        message.check_headers(session.link.frame_max())?;
+        session.require(&self.inner.config, &message.exchange, deadline).await?;
+        let (verdict, answer) = oneshot::channel();
+        match timeout_at(deadline, session.pipe.send(message.publish(delivery, verdict))).await {
+            Ok(Ok(())) => Ok(Some(answer)),
+            Ok(Err(_)) => Ok(None),
+            Err(_) => Err(Error::NotSent("the channel took no message in time".to_owned())),
+        }
     }
 
     /// The open session, or one that a task of its own opens: a caller with little time left gives up waiting, not the
@@ -142,7 +162,7 @@ impl Destination for RabbitDestination {
     }
 
     async fn publish(&self, delivery: Delivery) -> Result<(), Fault> {
-        self.deliver(delivery).await.map_err(|error| classify(&error))
+        self.deliver(&delivery).await.map_err(|error| classify(&error))
     }
 
     /// One round trip to the broker: declares the exchange, or opens a channel where its name differs from row to row.
@@ -218,11 +238,12 @@ impl Inner {
         fixed(&self.config.exchange).map(|exchange| short("the exchange", exchange))
     }
 
+    fn check_size(&self, delivery: &Delivery) -> Result<(), Error> {
+        let (bytes, limit) = (delivery.payload.len(), self.size_max.load(Relaxed));
+        if bytes > limit { Err(Error::TooLarge { bytes, limit }) } else { Ok(()) }
+    }
+
     fn prepare(&self, delivery: &Delivery) -> Result<Message, Error> {
-        let limit = self.size_max.load(Relaxed);
-        if delivery.payload.len() > limit {
-            return Err(Error::TooLarge { bytes: delivery.payload.len(), limit });
-        }
         let context = TemplateContext::from(delivery);
         let exchange = self.config.exchange.render(&context).ok_or(Error::EmptyExchange)?;
         let routing_key = delivery.routing_key.as_deref().unwrap_or(&self.config.routing_key).render(&context);
@@ -261,7 +282,7 @@ impl Message {
         Ok(())
     }
 
-    fn publish(&mut self, delivery: &Delivery, verdict: oneshot::Sender<Verdict>) -> Publish {
+    fn publish(&self, delivery: &Delivery, verdict: oneshot::Sender<Verdict>) -> Publish {
         Publish {
             id: delivery.id,
             exchange: self.exchange.clone(),
@@ -269,6 +290,16 @@ impl Message {
             properties: self.properties.clone(),
             body: delivery.payload.clone(),
             verdict,
+        }
+    }
+
+    /// Once the message was on a channel, nothing later says for certain that it did not arrive.
+    fn unless(&self, offered: Option<String>, error: Error) -> Error {
+        match offered {
+            Some(reason) => {
+                Error::Lost { exchange: self.exchange.to_string(), reason: format!("{reason}; then {error}") }
+            }
+            None => error,
         }
     }
 
@@ -282,7 +313,7 @@ impl Message {
                 Err(Error::Returned { code, text, exchange, routing_key: self.routing_key.to_string() })
             }
             Some(Ok(Verdict::TooLarge { bytes, limit })) => Err(Error::TooLarge { bytes, limit }),
-            Some(Ok(Verdict::Lost(reason))) => Err(Error::Lost { exchange, reason }),
+            Some(Ok(Verdict::Lost(reason) | Verdict::Collateral(reason))) => Err(Error::Lost { exchange, reason }),
             Some(Err(_)) => Err(Error::Lost { exchange, reason: "the channel ended".to_owned() }),
             None => Err(Error::NoConfirm { exchange, after: given }),
         }

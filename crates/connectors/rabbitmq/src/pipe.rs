@@ -64,6 +64,8 @@ pub(crate) enum Verdict {
         bytes: usize,
         limit: usize,
     },
+    /// The channel ended over the size of another message.
+    Collateral(String),
     /// The channel ended first.
     Lost(String),
 }
@@ -324,7 +326,8 @@ impl Judge {
         for ticket in self.lost.into_iter().chain(undecided) {
             let verdict = match self.too_large {
                 Some((bytes, limit)) if ticket.bytes == bytes => Verdict::TooLarge { bytes, limit },
-                _ => self.returned.remove(&ticket.id).unwrap_or_else(|| Verdict::Lost(reason.to_owned())),
+                Some(_) => self.returned.remove(&ticket.id).unwrap_or_else(|| Verdict::Collateral(reason.to_owned())),
+                None => self.returned.remove(&ticket.id).unwrap_or_else(|| Verdict::Lost(reason.to_owned())),
             };
             answer(ticket, verdict);
         }

@@ -32,7 +32,7 @@ use queuebox_core::{
     ports::{Admission, Intake, Received, Source, source::SourceHealth},
     redact::redact,
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -48,6 +48,12 @@ const BATCH_MAX: usize = 1000;
 
 /// Bytes per call of the intake: no further message is added above this.
 const BATCH_BYTES: usize = 8 * 1024 * 1024;
+
+/// A batch that is not full waits this long for another message, and no longer than [`LINGER_MAX`] in all.
+const LINGER: Duration = Duration::from_millis(1);
+
+/// See [`LINGER`].
+const LINGER_MAX: Duration = Duration::from_millis(5);
 
 /// How long a stop waits for the batch that is being stored. What is stored later and not acknowledged comes again, and is
 /// a duplicate.
@@ -110,19 +116,19 @@ impl RabbitSource {
             Err(error) => return End::Failed(error),
         };
         loop {
-            let mut consumer = match self.consume(link, &channel).await {
-                Ok(consumer) => consumer,
+            let mut subscription = match self.consume(link, &channel).await {
+                Ok(consumer) => Subscription { consumer, end: None },
                 Err(error) => return End::Failed(error),
             };
             self.say(SourceHealth::Up);
             backoff.reset();
-            let fault = match self.drain(&mut consumer, intake, stop, &mut pauses).await {
+            let fault = match self.drain(&mut subscription, intake, stop, &mut pauses).await {
                 Ok(fault) => fault,
                 Err(end) => return end,
             };
             let pause = pauses.next();
             self.down(&format!("a message could not be stored, next try in {} s: {}", pause.as_secs(), fault.detail));
-            if let Err(error) = self.give_back(link, &channel, consumer).await {
+            if let Err(error) = self.give_back(link, &channel, subscription.consumer).await {
                 return End::Failed(error);
             }
             tokio::select! {
@@ -154,7 +160,7 @@ impl RabbitSource {
     /// Stores what comes. `Ok` with the fault of a store that failed: everything of that batch is answered by then.
     async fn drain(
         &self,
-        consumer: &mut Consumer,
+        subscription: &mut Subscription,
         intake: &Arc<dyn Intake>,
         stop: &CancellationToken,
         pauses: &mut Backoff,
@@ -162,7 +168,7 @@ impl RabbitSource {
         loop {
             let batch = tokio::select! {
                 () = stop.cancelled() => return Err(End::Stopped),
-                batch = next_batch(consumer) => batch.map_err(|reason| End::Failed(self.lost(reason)))?,
+                batch = subscription.next_batch() => batch.map_err(|reason| End::Failed(self.lost(reason)))?,
             };
             let received = batch.iter().map(received).collect();
             let admitting = intake.admit(received);
@@ -203,27 +209,46 @@ impl RabbitSource {
     }
 }
 
-/// Everything that has arrived, at least one message.
-async fn next_batch(consumer: &mut Consumer) -> Result<Vec<Delivery>, String> {
-    let gone = || "the broker ended the subscription (queue deleted, or taken over by another node)".to_owned();
-    let first = match consumer.next().await {
-        Some(Ok(delivery)) => delivery,
-        Some(Err(error)) => return Err(words(&error)),
-        None => return Err(gone()),
-    };
-    let mut bytes = first.data.len();
-    let mut batch = vec![first];
-    while batch.len() < BATCH_MAX && bytes < BATCH_BYTES {
-        match consumer.next().now_or_never() {
-            Some(Some(Ok(delivery))) => {
-                bytes += delivery.data.len();
-                batch.push(delivery);
+/// A subscription whose end is not forgotten while a batch is filled.
+struct Subscription {
+    consumer: Consumer,
+    end: Option<String>,
+}
+
+impl Subscription {
+    /// Everything that has arrived, at least one message; then a little longer while more keeps coming, since one insert of
+    /// several messages costs less than several inserts.
+    async fn next_batch(&mut self) -> Result<Vec<Delivery>, String> {
+        let first = match self.end.take() {
+            Some(reason) => return Err(reason),
+            None => self.next().await?,
+        };
+        let mut bytes = first.data.len();
+        let mut batch = vec![first];
+        let until = Instant::now() + LINGER_MAX;
+        while batch.len() < BATCH_MAX && bytes < BATCH_BYTES {
+            match timeout_at(until.min(Instant::now() + LINGER), self.next()).await {
+                Ok(Ok(delivery)) => {
+                    bytes += delivery.data.len();
+                    batch.push(delivery);
+                }
+                Ok(Err(reason)) => {
+                    self.end = Some(reason);
+                    break;
+                }
+                Err(_) => break,
             }
-            // An end comes again with the next call.
-            _ => break,
+        }
+        Ok(batch)
+    }
+
+    async fn next(&mut self) -> Result<Delivery, String> {
+        match self.consumer.next().await {
+            Some(Ok(delivery)) => Ok(delivery),
+            Some(Err(error)) => Err(words(&error)),
+            None => Err("the broker ended the subscription (queue deleted, or its node gone)".to_owned()),
         }
     }
-    Ok(batch)
 }
 
 /// Acknowledges what is stored. After a failed store the rest stays unacknowledged, with the fault as the answer.

@@ -111,18 +111,25 @@ fn d06_returns_are_matched_to_their_own_message_under_multiple_confirms() {
 
 #[test]
 fn a_channel_that_ends_loses_the_undecided_and_names_the_one_that_was_too_large() {
-    let mut judge = Judge { too_large: Some((200, 100)), ..Judge::default() };
-    let (large, mut large_answer) = oneshot::channel();
-    let (other, mut other_answer) = oneshot::channel();
-    let (carrier, mut carrier_answer) = oneshot::channel();
-    judge.lost.push(Ticket { id: Uuid::from_u128(1), bytes: 200, verdict: large });
-    judge.lost.push(Ticket { id: Uuid::from_u128(2), bytes: 7, verdict: other });
-    let foreign = Confirmation::Ack(Some(returned(Uuid::from_u128(9))));
-    judge.decide(vec![(Ticket { id: Uuid::from_u128(3), bytes: 7, verdict: carrier }, foreign)], false);
-    judge.lose("gone");
-    assert_eq!(large_answer.try_recv(), Ok(Verdict::TooLarge { bytes: 200, limit: 100 }));
-    assert_eq!(other_answer.try_recv(), Ok(Verdict::Lost("gone".to_owned())));
-    assert_eq!(carrier_answer.try_recv(), Ok(Verdict::Lost("gone".to_owned())));
+    for too_large in [None, Some((200, 100))] {
+        let mut judge = Judge { too_large, ..Judge::default() };
+        let (large, mut large_answer) = oneshot::channel();
+        let (other, mut other_answer) = oneshot::channel();
+        let (carrier, mut carrier_answer) = oneshot::channel();
+        judge.lost.push(Ticket { id: Uuid::from_u128(1), bytes: 200, verdict: large });
+        judge.lost.push(Ticket { id: Uuid::from_u128(2), bytes: 7, verdict: other });
+        let foreign = Confirmation::Ack(Some(returned(Uuid::from_u128(9))));
+        judge.decide(vec![(Ticket { id: Uuid::from_u128(3), bytes: 7, verdict: carrier }, foreign)], false);
+        judge.lose("gone");
+        let gone = "gone".to_owned();
+        let (of_large, of_others) = match too_large {
+            Some((bytes, limit)) => (Verdict::TooLarge { bytes, limit }, Verdict::Collateral(gone)),
+            None => (Verdict::Lost(gone.clone()), Verdict::Lost(gone)),
+        };
+        assert_eq!(large_answer.try_recv(), Ok(of_large));
+        assert_eq!(other_answer.try_recv(), Ok(of_others.clone()));
+        assert_eq!(carrier_answer.try_recv(), Ok(of_others));
+    }
 }
 
 #[test]

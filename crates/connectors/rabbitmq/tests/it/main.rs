@@ -1,0 +1,5 @@
+//! The RabbitMQ connector against a real RabbitMQ.
+
+mod support;
+
+mod contract;
