@@ -244,11 +244,11 @@ impl Kubernetes {
             url += "?fieldManager=test&force=true&fieldValidation=Strict";
         }
         let mut request = self.http.request(method.parse()?, &url).bearer_auth(&self.server.peer.token);
-        if let Some(body) = body {
-            request = request.json(&body);
-        }
         if apply {
             request = request.header("content-type", "application/apply-patch+yaml");
+        }
+        if let Some(body) = body {
+            request = request.json(&body);
         }
         let answer = request.send().await.context("API server")?;
         let status = answer.status();
