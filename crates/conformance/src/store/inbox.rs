@@ -570,3 +570,25 @@ pub async fn the_nearest_push_row_is_told<H: StoreHarness>() {
     w.edit("inbox", due, &[("scheduled_at", &w.h.now_plus(-MINUTE_US))]).await;
     assert_eq!(w.store.next_push_due_in_us(lanes).await.unwrap(), Some(0));
 }
+
+/// Two processes that forward the same rows at once make one outbox row each (contract 5.2).
+pub async fn two_forwards_at_once<H: StoreHarness>() {
+    let w = World::<H>::start().await;
+    let other = w.other_process().await;
+    let fence = w.owner().await;
+    for round in 0..5 {
+        let mut ids = Vec::new();
+        for n in 0..5 {
+            let id = admit_one(&w, message("s", &format!("{round}-{n}"))).await;
+            w.edit("inbox", id, &[("scheduled_at", &w.h.now_plus(-MINUTE_US))]).await;
+            ids.push(id);
+        }
+        let batch = || ids.iter().copied().map(forward).collect::<Vec<_>>();
+        let (left, right) = (batch(), batch());
+        let (a, b) = futures::join!(w.store.forward(&fence, &left, 5), other.forward(&fence, &right, 5));
+        let (a, b) = (a.unwrap(), b.unwrap());
+        assert!(a.refused.is_empty() && b.refused.is_empty());
+        assert_eq!(a.lost.len() + b.lost.len(), 5, "each row is lost to one of them");
+        assert_eq!(w.count("outbox").await, (round + 1) * 5);
+    }
+}

@@ -90,11 +90,38 @@ pub trait StoreHarness: Sized + Send + Sync + 'static {
 /// Expands the whole suite into tests for one harness type.
 ///
 /// ```ignore
-/// mod contract { queuebox_conformance::store_tests!(super::SqliteHarness); }
+/// mod contract {
+///     use super::SqliteHarness; // the expansion needs the type by its plain name
+///     queuebox_conformance::store_tests!(SqliteHarness);
+/// }
 /// ```
+/// `store_tests!(RenamedHarness, renamed)` runs it over renamed tables and columns, which the harness makes by hand.
 #[macro_export]
 macro_rules! store_tests {
     ($harness:ty) => {
+        $crate::store_tests!($harness, without schema);
+        $crate::store_tests!(@module schema, $harness;
+            migrate_twice
+            migrators_wait_for_each_other
+            a_migrated_database_passes_the_check
+            tables_without_history_need_a_baseline
+            a_baseline_is_recorded_once
+            a_changed_migration_is_an_error
+            a_database_of_a_later_release
+            a_missing_column_is_named
+            the_identity_of_a_message_is_required
+        );
+    };
+    // Renamed tables exclude migrations (contract 2.6); all else holds for them as well.
+    ($harness:ty, renamed) => {
+        $crate::store_tests!($harness, without schema);
+        $crate::store_tests!(@module schema, $harness;
+            renames_exclude_migrations
+            a_missing_column_is_named
+            the_identity_of_a_message_is_required
+        );
+    };
+    ($harness:ty, without schema) => {
         $crate::store_tests!(@module lanes, $harness;
             registration_is_seen
             lanes_are_numbered_and_named
@@ -155,6 +182,9 @@ macro_rules! store_tests {
             outbox_keys_never_merge
             outbox_payloads_keep_their_digits
             the_outbox_backlog_is_bounded
+            nothing_is_skipped_under_load
+            two_expansions_at_once
+            an_open_insert_blocks_nobody
         );
         $crate::store_tests!(@module inbox, $harness;
             a_message_is_admitted_whole
@@ -175,6 +205,7 @@ macro_rules! store_tests {
             a_forward_is_whole
             forwards_keep_their_order
             a_moved_row_is_not_forwarded
+            two_forwards_at_once
             a_refused_forward_fails_alone
             a_row_is_set_aside
             the_inbox_backlog_is_bounded
@@ -194,17 +225,6 @@ macro_rules! store_tests {
             prune_of_the_inbox_is_by_receipt
             prune_keeps_parents_with_open_children
             the_end_of_a_row_ends_its_deduplication
-        );
-        $crate::store_tests!(@module schema, $harness;
-            migrate_twice
-            migrators_wait_for_each_other
-            a_migrated_database_passes_the_check
-            tables_without_history_need_a_baseline
-            a_baseline_is_recorded_once
-            a_changed_migration_is_an_error
-            a_database_of_a_later_release
-            a_missing_column_is_named
-            the_identity_of_a_message_is_required
         );
     };
     (@module $module:ident, $harness:ty; $($name:ident)*) => {

@@ -842,3 +842,114 @@ pub async fn the_outbox_backlog_is_bounded<H: StoreHarness>() {
     let backlog = w.store.outbox_backlog(3).await.unwrap();
     assert_eq!((backlog.pending, backlog.dead), (3, 3));
 }
+
+/// Rows that applications insert and commit in any order, some rolled back, while the worker polls from the start and settles
+/// what it finds: each committed row is found once, no other is (D04, conformance 73).
+pub async fn nothing_is_skipped_under_load<H: StoreHarness>() {
+    let w = World::<H>::start().await;
+    let fence = w.owner().await;
+    let writers = if w.h.capabilities().concurrent_writers { 6 } else { 2 };
+    let done = std::sync::atomic::AtomicUsize::new(0);
+    let write = async |writer: usize| {
+        let mut committed = Vec::new();
+        for n in 0..20 {
+            let rows: Vec<_> = (0..=n % 3).map(|_| Insert::key(&format!("k{}", (writer + n) % 4))).collect();
+            let mut open = w.h.begin().await;
+            for row in &rows {
+                open.execute(&w.insert_sql(row)).await;
+                // Others commit in between.
+                for _ in 0..(writer * 7 + n) % 5 {
+                    tokio::task::yield_now().await;
+                }
+            }
+            if (writer + n) % 10 == 9 {
+                open.rollback().await;
+            } else {
+                open.commit().await;
+                committed.extend(rows.iter().map(|row| row.id));
+            }
+        }
+        done.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        committed
+    };
+    let poll = async {
+        let mut found = Vec::new();
+        let mut settles: Vec<Settle> = Vec::new();
+        loop {
+            let finished = done.load(std::sync::atomic::Ordering::SeqCst) == writers;
+            let read = Read { walk_limit: 3, later_limit: 0, ..everything() };
+            let polled = w.store.poll(&fence, &settles, Some(&read)).await.unwrap();
+            assert!(polled.lost.is_empty());
+            settles = polled.walk.iter().map(|row| settle(row, Outcome::Sent)).collect();
+            found.extend(ids(&polled.walk));
+            if finished && settles.is_empty() {
+                return found;
+            }
+        }
+    };
+    let (written, found) = futures::join!(futures::future::join_all((0..writers).map(write)), poll);
+    let written: HashSet<_> = written.into_iter().flatten().collect();
+    assert_eq!(found.len(), written.len(), "each row once");
+    assert_eq!(found.into_iter().collect::<HashSet<_>>(), written);
+}
+
+/// Two expansions of one parent at once make one set of children (conformance 64).
+pub async fn two_expansions_at_once<H: StoreHarness>() {
+    let w = World::<H>::start().await;
+    let other = w.other_process().await;
+    let fence = w.owner().await;
+    for _ in 0..5 {
+        let parent = w.insert(Insert::key("k")).await;
+        let row = w.read_row(&fence, parent).await;
+        let expansion = || {
+            let children = ["a", "b"].map(|name| Child { id: Uuid::new_v4(), destination: name.into() }).to_vec();
+            [Expansion { parent: row.position(), stamp: row.stamp(), children }]
+        };
+        let (left, right) = (expansion(), expansion());
+        let (a, b) = futures::join!(w.store.expand(&fence, &left), other.expand(&fence, &right));
+        let mut lost = [a.unwrap(), b.unwrap()].concat();
+        assert_eq!(lost.pop(), Some(parent));
+        assert!(lost.is_empty());
+        let children = w.read(&fence).await.walk;
+        assert_eq!(children.len(), 2);
+        let settles: Vec<_> = children.iter().map(|child| settle(child, Outcome::Sent)).collect();
+        assert!(w.settle(&fence, &settles).await.is_empty());
+    }
+}
+
+/// An application's open transaction holds up no call of the worker.
+pub async fn an_open_insert_blocks_nobody<H: StoreHarness>() {
+    let w = World::<H>::start().await;
+    if !w.h.capabilities().concurrent_writers {
+        return;
+    }
+    let fence = w.owner().await;
+    w.insert_all((0..5).map(|_| Insert::key("k"))).await;
+    let mut open = w.h.begin().await;
+    open.execute(&w.insert_sql(&Insert::key("k"))).await;
+    let work = async {
+        let push = super::inbox::admit_one(&w, super::inbox::message("s", "k")).await;
+        let rows = w.read(&fence).await.walk;
+        assert_eq!(rows.len(), 5);
+        let settles = [settle(&rows[0], Outcome::Sent), settle(&rows[1], retry(1)), settle(&rows[2], Outcome::Sent)];
+        assert!(w.settle(&fence, &settles).await.is_empty());
+        let marked = w.store.mark(&fence, &[(rows[3].position(), rows[3].stamp())], LEASE_MS).await.unwrap();
+        assert_eq!(marked.len(), 1);
+        let children = vec![Child { id: Uuid::new_v4(), destination: "a".into() }];
+        let parent = Expansion { parent: rows[4].position(), stamp: rows[4].stamp(), children };
+        assert!(w.store.expand(&fence, &[parent]).await.unwrap().is_empty());
+        w.store.recover(&fence, w.all_lanes(), 5).await.unwrap();
+        w.store.renew(&fence, LEASE_MS).await.unwrap();
+        while w.store.next_push_due_in_us(w.all_lanes()).await.unwrap() != Some(0) {}
+        let forward = queuebox_core::message::Forward {
+            inbox_id: push,
+            outbox_id: Uuid::new_v4(),
+            topic: "t".into(),
+            headers: "{}".into(),
+        };
+        assert_eq!(w.store.forward(&fence, &[forward], 5).await.unwrap(), Default::default());
+        w.store.retire(&fence, LaneSet::EMPTY).await.unwrap();
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(30), work).await.expect("a call waits for the application");
+    open.rollback().await;
+}

@@ -152,3 +152,19 @@ pub async fn the_identity_of_a_message_is_required<H: StoreHarness>() {
     assert!(fault.detail.contains("uq_inbox_source_idempotency"), "{}", fault.detail);
     assert!(fault.detail.contains("UNIQUE"), "{}", fault.detail);
 }
+
+/// conformance 129: a rename together with `migrate` is refused and names each renamed key.
+pub async fn renames_exclude_migrations<H: StoreHarness>() {
+    let w = World::<H>::start().await;
+    let fault = w.store.migrate(MigrateOptions::default()).await.unwrap_err();
+    assert_eq!(fault.class, Class::Misconfigured);
+    for (table, plain) in [("outbox", "outboxTableName"), ("inbox", "inboxTableName")] {
+        if w.h.table(table).trim_matches(['"', '`', '[', ']']) != table {
+            assert!(fault.detail.contains(plain), "{}", fault.detail);
+        }
+    }
+    if w.h.column("outbox", "scheduled_at").trim_matches(['"', '`', '[', ']']) != "scheduled_at" {
+        assert!(fault.detail.contains("columnMapping.outbox.scheduledAt"), "{}", fault.detail);
+    }
+    w.store.check().await.unwrap();
+}

@@ -8,19 +8,63 @@ use queuebox_core::ports::{
     Store,
     schema::{MigrateOptions, Schema as _},
 };
+use queuebox_sql::{Migration, Names, Quote, TableNames};
 use queuebox_sqlite::{OnSent, SqliteConfig, SqliteStore, open};
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _, SqliteConnection, sqlite::SqliteConnectOptions,
 };
 use tempfile::TempDir;
 
-/// A database with the default names.
-pub struct SqliteHarness {
+/// A database; with `RENAMED` its tables and many columns have names of their own and were made by hand.
+pub struct Harness<const RENAMED: bool> {
     folder: TempDir,
     setup: Setup,
+    names: Names,
 }
 
-impl SqliteHarness {
+/// The default names.
+pub type SqliteHarness = Harness<false>;
+
+/// Names of its own.
+pub type RenamedHarness = Harness<true>;
+
+/// In memory where there is such a place: the suite is about behaviour, and flushing costs it half of its time.
+fn folder() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+fn names(renamed: bool) -> Names {
+    let mut raw = TableNames::default();
+    if renamed {
+        raw.outbox_table_name = "messages_out".to_owned();
+        raw.inbox_table_name = "messages_in".to_owned();
+        let map =
+            |pairs: &[(&str, &str)]| pairs.iter().map(|(key, name)| ((*key).to_owned(), (*name).to_owned())).collect();
+        raw.column_mapping.outbox = map(&[
+            ("id", "message_id"),
+            ("key", "order"),
+            ("payload", "body"),
+            ("state", "status"),
+            ("scheduledAt", "due_at"),
+            ("createdAt", "made_at"),
+            ("sequence", "seq"),
+            ("parentId", "parent"),
+            ("aggregateType", "kind"),
+        ]);
+        raw.column_mapping.inbox = map(&[
+            ("id", "message_id"),
+            ("source", "from"),
+            ("idempotencyKey", "dedup"),
+            ("aggregateId", "subject"),
+            ("state", "status"),
+            ("scheduledAt", "due_at"),
+            ("correlationId", "corr"),
+        ]);
+    }
+    Names::check(&raw, Quote::Double, None).unwrap()
+}
+
+impl<const RENAMED: bool> Harness<RENAMED> {
     /// The file.
     pub fn path(&self) -> PathBuf {
         self.folder.path().join("queuebox.db")
@@ -40,7 +84,16 @@ impl SqliteHarness {
     /// Another handle.
     pub async fn open(&self) -> SqliteStore {
         let on_sent = if self.setup.on_sent_delete { OnSent::Delete } else { OnSent::Keep };
-        open(SqliteConfig { on_sent, ..SqliteConfig::new(self.path()) }).await.unwrap()
+        open(SqliteConfig { on_sent, names: self.names.clone(), ..SqliteConfig::new(self.path()) }).await.unwrap()
+    }
+
+    /// Runs the migration file by hand, under our names.
+    async fn create_by_hand(&self) {
+        let mut connection = self.connect().await;
+        let file = self.names.render(include_str!("../../migrations/0014_create.sql"), &[]);
+        for (_, statement) in Migration::statements(&file) {
+            sqlx::query(AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();
+        }
     }
 }
 
@@ -60,10 +113,15 @@ impl OpenTransaction for Held {
 }
 
 #[async_trait]
-impl StoreHarness for SqliteHarness {
+impl<const RENAMED: bool> StoreHarness for Harness<RENAMED> {
     async fn start(setup: Setup) -> Self {
-        let harness = Self { folder: tempfile::tempdir().unwrap(), setup };
-        if !setup.empty {
+        let harness = Self { folder: folder(), setup, names: names(RENAMED) };
+        if setup.empty {
+            return harness;
+        }
+        if RENAMED {
+            harness.create_by_hand().await;
+        } else {
             let store = harness.open().await;
             store.migrate(MigrateOptions::default()).await.unwrap();
             store.close().await;
@@ -121,10 +179,20 @@ impl StoreHarness for SqliteHarness {
     }
 
     fn table(&self, name: &str) -> String {
+        let name = match name {
+            "outbox" => self.names.outbox(),
+            "inbox" => self.names.inbox(),
+            own => own,
+        };
         format!("\"{name}\"")
     }
 
-    fn column(&self, _table: &str, name: &str) -> String {
+    fn column(&self, table: &str, name: &str) -> String {
+        let name = match table {
+            "outbox" => self.names.outbox_column(name),
+            "inbox" => self.names.inbox_column(name),
+            _ => name,
+        };
         format!("\"{name}\"")
     }
 

@@ -9,3 +9,9 @@ mod contract {
     use crate::harness::SqliteHarness;
     queuebox_conformance::store_tests!(SqliteHarness);
 }
+
+/// The same with names of its own (contract 2.6).
+mod renamed {
+    use crate::harness::RenamedHarness;
+    queuebox_conformance::store_tests!(RenamedHarness, renamed);
+}
