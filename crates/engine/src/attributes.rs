@@ -34,6 +34,9 @@ pub const KEY_CHARACTERS_MAX: usize = 255;
 /// Longest correlation id, in characters.
 const CORRELATION_CHARACTERS_MAX: usize = 128;
 
+/// What the digest of something begins with when it stands for a key.
+pub(crate) const DIGEST: &str = "sha256:";
+
 /// One kind of warning of one source comes at most this often.
 const WARNING_EVERY: Duration = Duration::from_secs(60);
 
@@ -197,7 +200,7 @@ fn fallback_key(config: &SourceConfig, received: &Received) -> Option<String> {
 
 /// `sha256:` and the lower-case hex digest.
 pub(crate) fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().fold(String::from("sha256:"), |mut text, byte| {
+    Sha256::digest(bytes).iter().fold(String::from(DIGEST), |mut text, byte| {
         // Writing to a string never fails.
         let _ = write!(text, "{byte:02x}");
         text

@@ -249,7 +249,7 @@ impl Flusher {
         if rows.iter().zip(&answers).any(|(row, answer)| matches!(answer, Admitted::New(_)) && is_due(row)) {
             self.stored.notify_one();
         }
-        rows.into_iter().zip(answers).map(|(row, answer)| Answered { row, answer: Ok(answer) }).collect()
+        rows.into_iter().zip(answers).map(|(row, answer)| Answered { row, answer: for_good(answer) }).collect()
     }
 
     /// Finds the rows that the database does not take and stores the others.
@@ -265,23 +265,26 @@ impl Flusher {
                 answers.push(Answered { row, answer: Err(Missed { fault, is_suspect: is_held }) });
                 continue;
             }
-            let answer = match self.inbox.admit(std::slice::from_ref(&row)).await {
-                Ok(mut answer) => {
-                    answer.pop().ok_or_else(|| Fault::misconfigured("no_answer", "the store gave no answer"))
-                }
-                Err(fault) if fault.class == Class::Refused => Ok(Admitted::Refused(fault)),
-                Err(fault) => Err(fault),
+            let answered = match self.inbox.admit(std::slice::from_ref(&row)).await {
+                Ok(answer) => self.answered(vec![row], answer).pop(),
+                Err(fault) => Some(Answered { row, answer: for_good(Admitted::Refused(fault)) }),
             };
-            match answer {
-                Ok(answer) => answers.append(&mut self.answered(vec![row], vec![answer])),
-                Err(fault) => {
-                    failures += 1;
-                    failed_aggregates.extend(aggregate);
-                    last_fault = Some(fault.clone());
-                    answers.push(Answered { row, answer: Err(Missed { fault, is_suspect: true }) });
-                }
+            let Some(answered) = answered else { continue };
+            if let Err(missed) = &answered.answer {
+                failures += 1;
+                failed_aggregates.extend(aggregate);
+                last_fault = Some(missed.fault.clone());
             }
+            answers.push(answered);
         }
         answers
+    }
+}
+
+/// A row is refused for good only by what can never change; a trigger, say, may be taken away again.
+fn for_good(answer: Admitted) -> Result<Admitted, Missed> {
+    match answer {
+        Admitted::Refused(fault) if fault.class != Class::Refused => Err(Missed { fault, is_suspect: true }),
+        answer => Ok(answer),
     }
 }

@@ -152,12 +152,17 @@ impl SourceIntake {
     /// Stores one chunk, and tries what failed again until `deadline`.
     async fn store_chunk(&self, rows: Vec<NewInboxRow>, deadline: Instant) -> Vec<Admission> {
         let mut results: Vec<Option<Admission>> = vec![None; rows.len()];
-        let mut open: Vec<(usize, NewInboxRow)> = rows.into_iter().enumerate().collect();
+        let mut open: Vec<Placed> = rows.into_iter().enumerate().collect();
         let pauses = if self.config.kind.is_broker() { BROKER_PAUSE } else { HTTP_PAUSE };
         let mut pause = pauses.first;
         loop {
             let Some(round) = self.try_once(open, &mut results, deadline).await else { break };
-            open = round;
+            open = round.at_once;
+            if !open.is_empty() {
+                open.extend(round.later);
+                continue;
+            }
+            open = round.later;
             let wait = pause.mul_f64(1.0 + self.parts.ids.jitter() / 4.0);
             if open.is_empty() || Instant::now() + wait > deadline || self.parts.stop.is_cancelled() {
                 break;
@@ -172,14 +177,8 @@ impl SourceIntake {
         results.into_iter().map(|result| result.unwrap_or_else(|| Admission::Failed(late()))).collect()
     }
 
-    /// One try. Writes what is decided into `results` and returns the rows to be tried again, those that are suspected of being
-    /// the cause last; `None` when time is up.
-    async fn try_once(
-        &self,
-        open: Vec<(usize, NewInboxRow)>,
-        results: &mut [Option<Admission>],
-        deadline: Instant,
-    ) -> Option<Vec<(usize, NewInboxRow)>> {
+    /// One try. Writes what is decided into `results`; `None` when time is up.
+    async fn try_once(&self, open: Vec<Placed>, results: &mut [Option<Admission>], deadline: Instant) -> Option<Round> {
         let (places, rows): (Vec<usize>, Vec<NewInboxRow>) = open.into_iter().unzip();
         let answers = self.parts.admissions.admit(rows);
         // A broker waits for the database as long as it takes; a sender of HTTP has gone by then.
@@ -188,40 +187,70 @@ impl SourceIntake {
         } else {
             tokio::time::timeout_at(deadline, answers).await.ok()?
         };
-        let (mut untried, mut suspects) = (Vec::new(), Vec::new());
+        let mut round = Round::default();
+        let mut suspects = Vec::new();
         for (place, Answered { row, answer }) in places.into_iter().zip(answers) {
             match answer {
-                Ok(Admitted::New(id)) => {
-                    self.count(&row.dead.as_deref().map_or(InboxEvent::Stored, rejection_of));
-                    results[place] = Some(Admission::Stored(id));
-                }
-                Ok(Admitted::Duplicate) => {
-                    self.count(&InboxEvent::Duplicate);
-                    results[place] = Some(Admission::Duplicate);
-                }
-                Ok(Admitted::Collision(fault)) => {
-                    tracing::error!(source = self.config.name, %fault, "the inbox's collation merges keys that differ");
-                    results[place] = Some(Admission::Failed(fault));
-                }
-                Ok(Admitted::Refused(fault)) if !self.config.kind.is_broker() => {
-                    self.count(&InboxEvent::Rejected(Rejection::ExtractionFailed));
-                    results[place] = Some(Admission::Refused { kind: Refusal::BadAttribute, reason: fault.detail });
-                }
-                // The dead row itself was refused: nothing is left to try.
-                Ok(Admitted::Refused(fault)) if row.dead.is_some() => results[place] = Some(Admission::Failed(fault)),
-                Ok(Admitted::Refused(fault)) => suspects.push((place, prepare::refused(row, &fault))),
+                Ok(Admitted::Refused(fault)) => self.refused(place, row, fault, &mut results[place], &mut round),
+                Ok(admitted) => results[place] = Some(self.admitted(&row, admitted)),
                 Err(missed) => {
                     if self.warnings.may("store") {
                         tracing::warn!(source = self.config.name, fault = %missed.fault, "a message was not stored");
                     }
                     results[place] = Some(Admission::Failed(missed.fault));
-                    if missed.is_suspect { suspects.push((place, row)) } else { untried.push((place, row)) }
+                    let group = if missed.is_suspect { &mut suspects } else { &mut round.later };
+                    group.push((place, row));
                 }
             }
         }
-        untried.append(&mut suspects);
-        Some(untried)
+        // What may be the cause goes last, so that it keeps nothing else out again.
+        round.later.append(&mut suspects);
+        Some(round)
     }
+
+    fn admitted(&self, row: &NewInboxRow, admitted: Admitted) -> Admission {
+        match admitted {
+            Admitted::New(id) => {
+                self.count(&row.dead.as_deref().map_or(InboxEvent::Stored, rejection_of));
+                Admission::Stored(id)
+            }
+            Admitted::Duplicate => {
+                self.count(&InboxEvent::Duplicate);
+                Admission::Duplicate
+            }
+            Admitted::Collision(fault) => {
+                tracing::error!(source = self.config.name, %fault, "the inbox's collation merges keys that differ");
+                Admission::Failed(fault)
+            }
+            Admitted::Refused(fault) => Admission::Failed(fault),
+        }
+    }
+
+    /// A row that this database will never take: told to a sender of HTTP; of a broker's message ever less is stored, until it
+    /// is taken.
+    fn refused(&self, place: usize, row: NewInboxRow, fault: Fault, result: &mut Option<Admission>, round: &mut Round) {
+        if !self.config.kind.is_broker() {
+            self.count(&InboxEvent::Rejected(Rejection::ExtractionFailed));
+            *result = Some(Admission::Refused { kind: Refusal::BadAttribute, reason: fault.detail });
+            return;
+        }
+        match prepare::reduced(row, &fault) {
+            Some(row) => round.at_once.push((place, row)),
+            None => *result = Some(Admission::Failed(fault)),
+        }
+    }
+}
+
+/// A row, and its place in the batch.
+type Placed = (usize, NewInboxRow);
+
+/// What a try leaves open.
+#[derive(Default)]
+struct Round {
+    /// Refused as they were, reduced since.
+    at_once: Vec<Placed>,
+    /// Not stored for a reason that may pass.
+    later: Vec<Placed>,
 }
 
 /// How a row that is stored dead is counted.

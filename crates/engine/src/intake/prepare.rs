@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::{SourceIntake, config::SourceConfig};
 use crate::{
-    attributes::{self, Attributes, KEY_CHARACTERS_MAX, Reader, digest, key_problem},
+    attributes::{self, Attributes, DIGEST, KEY_CHARACTERS_MAX, Reader, digest, key_problem},
     inbox_observer::{InboxEvent, Rejection},
     json::{self, Unusable},
     transform::{self, Staged},
@@ -131,17 +131,30 @@ fn dead(mut row: Box<NewInboxRow>, code: DeadCode, reason: &str) -> Prepared {
     Prepared::Row(row)
 }
 
-/// The dead row for a broker message that the database refused, for whatever it holds: what could be the cause is wrapped up.
-pub(super) fn refused(mut row: NewInboxRow, fault: &Fault) -> NewInboxRow {
-    let code = if fault.code == DeadCode::BadKey.as_str() { DeadCode::BadKey } else { DeadCode::NotJson };
-    row.dead = Some(code.because(&fault.detail));
-    row.payload = wrapped(&row.payload);
-    if code == DeadCode::BadKey {
-        row.idempotency_key = digest(row.idempotency_key.as_bytes());
-        row.aggregate_id = None;
-        row.event_type = None;
+/// The dead row for a broker message that the database refused, for whatever it holds. First the body is wrapped up, then the
+/// columns are emptied and the key is replaced by its digest. `None`: nothing is left that could be the cause.
+pub(super) fn reduced(mut row: NewInboxRow, fault: &Fault) -> Option<NewInboxRow> {
+    match row.dead.take() {
+        None => {
+            row.payload = wrapped(&row.payload);
+            row.dead = Some(DeadCode::NotJson.because(&fault.detail));
+        }
+        Some(error) if row.idempotency_key.starts_with(DIGEST) && error.starts_with(DeadCode::BadKey.as_str()) => {
+            return None;
+        }
+        Some(_) => {
+            if !row.idempotency_key.starts_with(DIGEST) {
+                row.idempotency_key = digest(row.idempotency_key.as_bytes());
+            }
+            row.aggregate_id = None;
+            row.event_type = None;
+            row.topic = None;
+            row.correlation_id = None;
+            row.trace_parent = None;
+            row.dead = Some(DeadCode::BadKey.because(&fault.detail));
+        }
     }
-    row
+    Some(row)
 }
 
 fn first_problem(config: &SourceConfig, key: &str, attributes: &Attributes) -> Option<String> {

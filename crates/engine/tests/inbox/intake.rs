@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use queuebox_core::{
     Fault,
-    message::{Consumption, State},
+    message::{Consumption, NewInboxRow, State},
     pattern::Pattern,
     ports::{Admission, Admitted, Intake, Received, source::Refusal},
     template::{Template, Vocabulary},
@@ -408,25 +408,58 @@ async fn a_sender_is_answered_within_the_store_timeout() {
     world.inbox.only_row();
 }
 
-#[tokio::test(start_paused = true)]
-async fn what_the_database_refuses_is_told_or_dead() {
-    let refuse = || -> Option<RefuseHook> {
-        Some(Box::new(|row| {
-            let fault = Fault::refused("numeric_overflow", "a number is out of range");
-            row.dead.is_none().then_some(Admitted::Refused(fault))
-        }))
-    };
-    let http = world(source(SourceKind::Http));
-    *http.inbox.on_row.lock().unwrap() = refuse();
-    let expected = Admission::Refused { kind: Refusal::BadAttribute, reason: "a number is out of range".into() };
-    assert_eq!(http.admit(message(r#"{"id":1}"#)).await, expected);
+/// Refuses rows of which `is_bad` says so.
+fn refuse(is_bad: impl Fn(&NewInboxRow) -> bool + Send + Sync + 'static) -> Option<RefuseHook> {
+    let fault = || Fault::refused("value", "the database says no");
+    Some(Box::new(move |row| is_bad(row).then(|| Admitted::Refused(fault()))))
+}
 
-    let broker = world(source(SourceKind::Kafka));
-    *broker.inbox.on_row.lock().unwrap() = refuse();
-    assert!(matches!(broker.admit(message(r#"{"id":1}"#)).await, Admission::Stored(_)));
-    let dead = broker.inbox.only_row();
-    assert_eq!(dead.last_error.unwrap(), "not_json: a number is out of range");
+#[tokio::test(start_paused = true)]
+async fn what_the_database_refuses_is_told_to_a_sender() {
+    let world = world(source(SourceKind::Http));
+    *world.inbox.on_row.lock().unwrap() = refuse(|_| true);
+    let expected = Admission::Refused { kind: Refusal::BadAttribute, reason: "the database says no".into() };
+    assert_eq!(world.admit(message(r#"{"id":1}"#)).await, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_database_refuses_from_a_broker_is_one_dead_row() {
+    let mut config = source(SourceKind::Kafka);
+    config.store_within = Duration::ZERO;
+    let body = world(config.clone());
+    *body.inbox.on_row.lock().unwrap() = refuse(|row| row.payload.starts_with(b"{\"id\""));
+    let before = tokio::time::Instant::now();
+    assert!(matches!(body.admit(message(r#"{"id":1}"#)).await, Admission::Stored(_)));
+    assert_eq!(before.elapsed(), Duration::ZERO, "at once, whatever the window for retries");
+    let dead = body.inbox.only_row();
+    assert_eq!(dead.last_error.unwrap(), "not_json: the database says no");
     assert_eq!(dead.row.payload, r#"{"raw":"{\"id\":1}"}"#);
+
+    let key = world(config.clone());
+    *key.inbox.on_row.lock().unwrap() = refuse(|row| row.idempotency_key == "1");
+    assert!(matches!(key.admit(message(r#"{"id":1}"#)).await, Admission::Stored(_)));
+    let dead = key.inbox.only_row();
+    assert_eq!(dead.last_error.unwrap(), "bad_key: the database says no");
+    assert!(dead.row.idempotency_key.starts_with("sha256:"));
+
+    let all = world(config);
+    *all.inbox.on_row.lock().unwrap() = refuse(|_| true);
+    assert!(matches!(all.admit(message(r#"{"id":1}"#)).await, Admission::Failed(_)), "and never a loop");
+}
+
+/// case D11: the fault of one row that may pass makes no dead row
+#[tokio::test(start_paused = true)]
+async fn a_row_refused_for_a_passing_reason_is_tried_again() {
+    let world = world(source(SourceKind::Kafka));
+    *world.inbox.on_row.lock().unwrap() = Some(Box::new(|row| {
+        (row.idempotency_key == "1").then(|| Admitted::Refused(Fault::transient("raised", "a trigger says no")))
+    }));
+    let (answers, ()) = tokio::join!(world.intake.admit(vec![message(r#"{"id":1}"#), message(r#"{"id":2}"#)]), async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        *world.inbox.on_row.lock().unwrap() = None;
+    });
+    assert!(answers.iter().all(|answer| matches!(answer, Admission::Stored(_))), "{answers:?}");
+    assert!(world.inbox.rows().iter().all(|stored| stored.state == State::Pending));
 }
 
 /// conformance 13, as far as the intake goes
