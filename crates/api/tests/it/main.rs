@@ -1,0 +1,4 @@
+//! Manifests from their text to the checked value or the report.
+
+mod check;
+mod tmp_crds;
