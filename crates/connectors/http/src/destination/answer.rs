@@ -1,11 +1,7 @@
 //! What an answer means: statuses, `Retry-After`, and as much of its body as helps (contract 7.5, 7.6).
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header, response};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
@@ -16,6 +12,8 @@ use super::status_name;
 
 /// Beyond this the rest of an answer is not read: its connection is closed instead of kept.
 const DRAIN_BYTES_MAX: usize = 64 * 1024;
+/// So much more of a failed answer is read at most, to recognise a secret that stands at the cut.
+const MARGIN_BYTES_MAX: usize = 16 * 1024;
 
 /// An entry of `permanentStatuses`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +38,8 @@ impl StatusRule {
 /// As much of a body as was asked for.
 pub(super) struct Kept {
     bytes: Vec<u8>,
+    /// The body went on beyond `bytes`.
+    is_cut: bool,
     /// The answer was read to its end, so the connection can carry another.
     pub(super) is_whole: bool,
 }
@@ -48,12 +48,26 @@ impl Kept {
     pub(super) fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes).trim().to_owned()
     }
+
+    /// At most `bytes_max` bytes of text without `secrets`. The body was read with [`margin`] in addition.
+    fn redacted(&self, bytes_max: usize, secrets: &[&str]) -> String {
+        let mut text = redact_with(&self.text(), secrets);
+        // The cut may have gone through a secret, whose head nobody would recognise.
+        let end = if self.is_cut { text.len().saturating_sub(margin(secrets)) } else { text.len() };
+        text.truncate(text.floor_char_boundary(end.min(bytes_max)));
+        text
+    }
+}
+
+/// The longest form in which one of `secrets` may stand in a text: every byte percent-encoded.
+fn margin(secrets: &[&str]) -> usize {
+    secrets.iter().map(|secret| secret.len() * 3).max().unwrap_or(0).min(MARGIN_BYTES_MAX)
 }
 
 /// Reads to the end of `body`, at most [`DRAIN_BYTES_MAX`], and keeps its first `keep` bytes. An answer that breaks off
 /// has said its status already, so that is no error.
 pub(super) async fn read(body: &mut Incoming, keep: usize) -> Kept {
-    let mut kept = Kept { bytes: Vec::new(), is_whole: body.is_end_stream() };
+    let mut kept = Kept { bytes: Vec::new(), is_cut: false, is_whole: body.is_end_stream() };
     let mut seen = 0;
     while !kept.is_whole && seen < DRAIN_BYTES_MAX {
         match body.frame().await {
@@ -62,7 +76,9 @@ pub(super) async fn read(body: &mut Incoming, keep: usize) -> Kept {
             Some(Ok(frame)) => {
                 if let Ok(data) = frame.into_data() {
                     seen += data.len();
-                    take(&mut kept.bytes, &data, keep);
+                    let room = keep.saturating_sub(kept.bytes.len()).min(data.len());
+                    kept.bytes.extend_from_slice(&data[..room]);
+                    kept.is_cut |= room < data.len();
                 }
                 kept.is_whole = body.is_end_stream();
             }
@@ -71,34 +87,39 @@ pub(super) async fn read(body: &mut Incoming, keep: usize) -> Kept {
     kept
 }
 
-fn take(kept: &mut Vec<u8>, data: &Bytes, keep: usize) {
-    let room = keep.saturating_sub(kept.len()).min(data.len());
-    kept.extend_from_slice(&data[..room]);
-}
-
 /// What decides about an answer that is not 2xx.
 pub(super) struct Rule<'a> {
     pub(super) permanent: &'a [StatusRule],
     pub(super) url: &'a Url,
     /// Values that must not appear in the text.
-    pub(super) secrets: &'a [Arc<str>],
+    pub(super) secrets: Vec<&'a str>,
+    /// So much of the body is told.
+    pub(super) body_bytes_max: usize,
 }
 
 impl Rule<'_> {
+    /// So much of the body is to be read.
+    pub(super) fn keep(&self) -> usize {
+        self.body_bytes_max + margin(&self.secrets)
+    }
+
     /// The code is `http_<status>`, from which the status class of the metrics is read.
-    pub(super) fn fault(&self, head: &response::Parts, body: &str) -> Fault {
+    pub(super) fn fault(&self, head: &response::Parts, body: &Result<Kept, String>) -> Fault {
         let status = head.status;
         let code = format!("http_{}", status.as_u16());
         let mut detail = status_name(status);
         if let Some(location) = self.location(head) {
+            let location = redact_with(location.as_str(), &self.secrets);
             detail.push_str(&format!(" to {location} (redirects are never followed)"));
         }
+        let body = match body {
+            Ok(kept) => kept.redacted(self.body_bytes_max, &self.secrets),
+            Err(reason) => reason.clone(),
+        };
         if !body.is_empty() {
             detail.push_str(": ");
-            detail.push_str(body);
+            detail.push_str(&body);
         }
-        let secrets: Vec<&str> = self.secrets.iter().map(AsRef::as_ref).collect();
-        let detail = redact_with(&detail, &secrets);
         if self.permanent.iter().any(|rule| rule.covers(status)) {
             let fault = Fault::new(Class::Refused, code, detail);
             return if trips_breaker(status) { fault.tripping() } else { fault };

@@ -182,31 +182,48 @@ impl HttpDestination {
         Ok(request)
     }
 
-    async fn judge(&self, mut answer: Answer, deadline: Instant, budget: Duration) -> Result<(), Fault> {
-        let status = answer.head.status;
-        let keep = if status.is_success() { 0 } else { self.error_body_bytes_max };
-        let read = timeout_at(deadline, answer::read(&mut answer.body, keep)).await;
-        if status.is_success() {
-            return match read {
-                Ok(body) => {
-                    if body.is_whole {
-                        self.client.keep(answer);
-                    }
-                    Ok(())
-                }
-                // The end of the answer belongs to the attempt (contract 7.5), so nobody can say that it is complete.
-                Err(_) => Err(out_of_time(Class::Ambiguous, Phase::Reading, budget, &format!("HTTP {status}"))),
-            };
+    async fn judge(&self, answer: Answer, deadline: Instant, budget: Duration) -> Result<(), Fault> {
+        if answer.head.status.is_success() {
+            self.finish(answer, deadline, budget).await
+        } else {
+            Err(self.fault(answer, deadline, budget).await)
         }
-        let rule = answer::Rule { permanent: &self.permanent, url: &self.url, secrets: &self.secrets() };
-        let fault = match &read {
-            Ok(body) => rule.fault(&answer.head, &body.text()),
-            Err(_) => rule.fault(&answer.head, &format!("its body did not end within {} ms", budget.as_millis())),
+    }
+
+    /// Reads a 2xx to its end.
+    async fn finish(&self, mut answer: Answer, deadline: Instant, budget: Duration) -> Result<(), Fault> {
+        match timeout_at(deadline, answer::read(&mut answer.body, 0)).await {
+            Ok(body) => {
+                if body.is_whole {
+                    self.client.keep(answer);
+                }
+                Ok(())
+            }
+            // The end of the answer belongs to the attempt (contract 7.5), so nobody can say that it is complete.
+            Err(_) => {
+                let what = format!("{}, and no end of it", status_name(answer.head.status));
+                Err(out_of_time(Class::Ambiguous, Phase::Reading, budget, &what))
+            }
+        }
+    }
+
+    /// Reads as much of another answer as helps.
+    async fn fault(&self, mut answer: Answer, deadline: Instant, budget: Duration) -> Fault {
+        let secrets = self.secrets();
+        let rule = answer::Rule {
+            permanent: &self.permanent,
+            url: &self.url,
+            secrets: secrets.iter().map(AsRef::as_ref).collect(),
+            body_bytes_max: self.error_body_bytes_max,
         };
-        if read.is_ok_and(|body| body.is_whole) {
+        let body = timeout_at(deadline, answer::read(&mut answer.body, rule.keep())).await.map_err(|_| {
+            format!("its body did not end within {} ms; the time ended while {}", budget.as_millis(), Phase::Reading)
+        });
+        let fault = rule.fault(&answer.head, &body);
+        if body.is_ok_and(|body| body.is_whole) {
             self.client.keep(answer);
         }
-        Err(fault)
+        fault
     }
 
     /// Values that we gave the peer, and that it may echo.

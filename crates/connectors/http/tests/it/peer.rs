@@ -163,17 +163,29 @@ pub async fn publish(destination: &HttpDestination) -> Result<(), Fault> {
 pub struct Memory {
     pub received: Mutex<Vec<Received>>,
     pub answer: Box<dyn Fn(&Received) -> Admission + Send + Sync>,
-    /// Held shut by a test that wants a request to stay in progress.
+    /// One permit for each message that has come.
+    pub reached: tokio::sync::Semaphore,
+    /// Each message takes a permit before it is answered.
     pub gate: tokio::sync::Semaphore,
 }
 
 impl Memory {
     pub fn new(answer: impl Fn(&Received) -> Admission + Send + Sync + 'static) -> Arc<Self> {
+        Self::with_gate(answer, 1_000_000)
+    }
+
+    fn with_gate(answer: impl Fn(&Received) -> Admission + Send + Sync + 'static, permits: usize) -> Arc<Self> {
         Arc::new(Self {
             received: Mutex::new(Vec::new()),
             answer: Box::new(answer),
-            gate: tokio::sync::Semaphore::new(1000),
+            reached: tokio::sync::Semaphore::new(0),
+            gate: tokio::sync::Semaphore::new(permits),
         })
+    }
+
+    /// Stores, but only when the test adds permits to the gate.
+    pub fn gated() -> Arc<Self> {
+        Self::with_gate(|_| Admission::Stored(Uuid::nil()), 0)
     }
 
     pub fn storing() -> Arc<Self> {
@@ -194,7 +206,8 @@ impl Intake for Memory {
     async fn admit(&self, batch: Vec<Received>) -> Vec<Admission> {
         let answers = batch.iter().map(|received| (self.answer)(received)).collect();
         self.received.lock().unwrap().extend(batch);
-        let _open = self.gate.acquire().await.unwrap();
+        self.reached.add_permits(1);
+        self.gate.acquire().await.unwrap().forget();
         answers
     }
 }
@@ -284,6 +297,11 @@ impl Client {
     /// For senders that may be cut off: did all of it go out?
     pub async fn try_write(&mut self, bytes: impl AsRef<[u8]>) -> bool {
         self.stream.write_all(bytes.as_ref()).await.is_ok()
+    }
+
+    /// Sends no more, and still reads.
+    pub async fn finish(&mut self) {
+        self.stream.shutdown().await.unwrap();
     }
 
     /// The next answer; `None` when the port closed the connection.
