@@ -499,6 +499,8 @@ mod tests {
     #[test]
     fn what_does_not_compile_is_told() {
         assert!(Expression::compile("a.(").is_err());
+        let deep = format!("{}1{}", "(".repeat(8_000), ")".repeat(8_000));
+        assert!(Expression::compile(&deep).is_err(), "no expression overflows the stack of who checks it");
     }
 
     #[tokio::test]

@@ -76,9 +76,18 @@ pub struct Read {
     pub walk_after: Option<Position>,
     /// At most this many rows from the walk.
     pub walk_limit: u32,
-    /// The lap: pending rows from here, but not behind `walk_after`. It finds what committed late. Its rows always come with
-    /// [`crate::message::Payload::Omitted`]: nearly all of them are known already, the others are read again by key or
-    /// destination, so that a lap stays cheap behind any backlog.
+    /// The lap: pending rows behind this position, but not behind `walk_after` (none at all while that is `None`).
+    ///
+    /// `None` asks for the rows that may have become visible since this worker's last poll, because their transaction committed late:
+    /// all of them, in the snapshot of the walk, for a transaction may bring rows of one key on both sides of the walk's place, and only
+    /// together with this part is the walk in order. A superset is fine: PostgreSQL begins at its safe floor, a store without a floor
+    /// begins at the oldest row, SQLite, where rows commit in the order of `sequence`, returns nothing. When there are more than
+    /// `lap_limit`, `lap_ended` is false and the engine reads the keys of the walk's rows one by one instead of trusting their order.
+    ///
+    /// `Some` asks for a step over everything that is pending, whatever the floor: the safety net.
+    ///
+    /// Rows of a lap always come with [`crate::message::Payload::Omitted`]: nearly all of them are known already, the others are read
+    /// again by key or destination, so that a lap stays cheap behind any backlog.
     pub lap_after: Option<Position>,
     /// At most this many rows from the lap; 0 = no lap in this poll.
     pub lap_limit: u32,
@@ -194,7 +203,8 @@ pub trait Outbox: Send + Sync + 'static {
     /// Settles, then reads.
     async fn poll(&self, fence: &Fence, settles: &[Settle], read: Option<&Read>) -> Result<Polled, Fault>;
 
-    /// Writes rows `processing` with our token and a lease of `lease_ms`. Returns those that are marked now.
+    /// Writes rows `processing` with our token and a lease of `lease_ms`. Returns those that are marked now, rows that bear our token
+    /// already included: the reply of an earlier try may have been lost.
     async fn mark(&self, fence: &Fence, rows: &[(Position, Stamp)], lease_ms: u64) -> Result<Vec<Uuid>, Fault>;
 
     /// Recovers `processing` rows of `lanes` whose lease has ended or is null: back to `pending` with `crashes` + 1, or dead

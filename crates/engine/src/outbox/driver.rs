@@ -54,6 +54,8 @@ pub enum Order {
         /// Lanes that the next owner must work carefully.
         done: oneshot::Sender<LaneSet>,
     },
+    /// Rows were recovered after a crash: look at everything.
+    Recovered,
     /// Whether this configuration may declare rows without a route dead.
     MayKillNoRoute(bool),
 }
@@ -432,6 +434,10 @@ impl Driver {
             }
             Order::Drain(lanes) => self.window.drain(lanes),
             Order::Lost => self.lost(now),
+            Order::Recovered => {
+                self.window.lap_now(now);
+                self.hurry(now);
+            }
             Order::MayKillNoRoute(may) => self.window.set_may_kill_no_route(may),
             Order::Stop { deadline, done } => {
                 self.stopping = Some((deadline, done));

@@ -45,16 +45,19 @@ const KEYS_MAX: usize = 100_000;
 const MARKED_MAX: usize = 64;
 /// Suspects with one crash that are marked together (contract 5.4).
 const SUSPECTS_MAX: usize = 8;
+/// Before every row: a lap that begins here begins at the oldest row, whatever the store knows about late commits.
+const START: Position = Position { sequence: i64::MIN, id: Uuid::nil() };
 /// Keys read again in one poll.
 const KEY_READS_MAX: usize = 64;
 /// Destinations read for alone in one poll.
 const DESTINATION_READS_MAX: usize = 4;
 /// Topics named in one poll, per list.
 const TOPICS_NAMED_MAX: usize = 500;
-/// Pause between two steps of the lap while there is other work; without other work each poll has one.
+/// A lap over all pending rows begins so long after the last one ended. It is the safety net: what commits late is found by each
+/// poll, retries by their time, recovered rows by an order.
+const LAP_EVERY: Duration = Duration::from_secs(5);
+/// Pause between two steps of a lap, so that it never takes more than a small part of the polls.
 const LAP_GAP: Duration = Duration::from_millis(20);
-/// Rows of a lap step; they carry no payload.
-const LAP_ROWS_MIN: u32 = 1000;
 
 /// A key together with the destination of child rows; `None` for plain rows.
 type UnitName = (Arc<str>, Option<Arc<str>>);
@@ -237,12 +240,25 @@ struct LaneState {
 pub struct Asked {
     walk: bool,
     walk_generation: u64,
-    lap: bool,
+    part: LapPart,
+    from_the_start: bool,
     /// Unit and its generation.
     keys: HashMap<UnitName, u64>,
     key_limit: usize,
     destinations: Vec<AskedDestination>,
     bytes_max: u64,
+}
+
+/// What the lap of a poll is for.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum LapPart {
+    #[default]
+    None,
+    /// Rows that may have become visible behind the walk since the last poll. Only together with them is a walk in order: a
+    /// transaction that commits late may bring rows of one key on both sides of the walk's place.
+    Late,
+    /// A step over everything.
+    Everything,
 }
 
 #[derive(Debug)]
@@ -279,9 +295,11 @@ pub struct Window {
     later_due: bool,
     walk_after: Option<Position>,
     walk_ended: bool,
+    /// `None` = no lap is under way.
     lap_after: Option<Position>,
     lap_began: Instant,
     lap_stepped: Instant,
+    lap_due: Instant,
     /// Changes whenever the walk begins anew, so that the answer to an older question does not move it.
     walk_generation: u64,
     active: LaneSet,
@@ -338,6 +356,7 @@ impl Window {
             lap_after: None,
             lap_began: now,
             lap_stepped: now,
+            lap_due: now,
             walk_generation: 0,
             active: LaneSet::EMPTY,
             settles: Vec::new(),
@@ -385,6 +404,7 @@ impl Window {
         self.walk_after = None;
         self.walk_ended = false;
         self.lap_after = None;
+        self.lap_due = self.lap_stepped;
         self.later_due = true;
     }
 
@@ -515,33 +535,46 @@ impl Window {
         for row in polled.lap {
             self.offer(row, now);
         }
-        if asked.lap && asked.walk_generation == self.walk_generation {
+        if asked.part == LapPart::Everything && asked.walk_generation == self.walk_generation {
             self.lap_stepped = now;
             self.lap_after = if polled.lap_ended { None } else { lap_last.or(self.lap_after) };
             if polled.lap_ended {
-                self.lap_began = now;
+                self.lap_due = now + LAP_EVERY;
                 self.trust_quiet_lanes();
             }
         }
-        self.absorb_walk(asked, polled.walk, polled.walk_ended, now);
+        let exact = asked.part == LapPart::Late && polled.lap_ended || asked.from_the_start;
+        self.absorb_walk(asked, polled.walk, polled.walk_ended, exact, now);
         self.promote();
     }
 
-    fn absorb_walk(&mut self, asked: &Asked, rows: Vec<OutboxRow>, ended: bool, now: Instant) {
+    /// `exact`: every row of a key that stands before a row of this walk, and was visible to it, is known.
+    fn absorb_walk(&mut self, asked: &Asked, rows: Vec<OutboxRow>, ended: bool, exact: bool, now: Instant) {
         if !asked.walk || asked.walk_generation != self.walk_generation {
             return;
         }
         for row in rows {
+            let unit = self.unit_of(&row);
             // What cannot be remembered must not be passed: a later row of its key would overtake it.
-            if let Some(unit) = self.unit_of(&row)
-                && !self.room_for_key(&unit.0)
-            {
+            if unit.as_ref().is_some_and(|unit| !self.room_for_key(&unit.0)) {
                 return;
             }
             self.walk_after = Some(row.position());
-            self.offer(row, now);
+            match unit {
+                Some(unit) if !exact => self.read_key(&unit, &row),
+                _ => self.offer(row, now),
+            }
         }
         self.walk_ended = ended;
+    }
+
+    /// The row may have earlier ones of its key that nobody has seen: the key is read as a whole.
+    fn read_key(&mut self, unit: &UnitName, row: &OutboxRow) {
+        if self.rows.contains_key(&row.id) || !self.is_active(row.lane) || !self.room_for_key(&unit.0) {
+            return;
+        }
+        let (_, slot) = self.target_of(row);
+        self.leave(unit, row.lane, row.sequence, slot);
     }
 
     fn absorb_keys(&mut self, asked: &Asked, rows: Vec<OutboxRow>, now: Instant) {
@@ -615,20 +648,9 @@ impl Window {
 
     /// A row that came due by itself: a retry, a scheduled or replayed row.
     fn offer_later(&mut self, row: OutboxRow, now: Instant) {
-        let walked = self.walk_after.is_some_and(|after| row.position() <= after);
-        if walked || row.key.is_none() {
-            self.offer(row, now);
-            return;
-        }
-        // Earlier rows of its key may not have been read yet: read the key from its start.
-        let Some(unit) = self.unit_of(&row) else { return };
-        if self.rows.contains_key(&row.id) || !self.is_active(row.lane) {
-            return;
-        }
-        let (_, slot) = self.target_of(&row);
-        let known = self.keys.get(&unit.0).and_then(|state| state.unit(unit.1.as_ref())).and_then(Unit::lowest);
-        if known.is_none_or(|lowest| lowest > row.sequence) && self.room_for_key(&unit.0) {
-            self.leave(&unit, row.lane, 0, slot);
+        match self.unit_of(&row) {
+            None => self.offer(row, now),
+            Some(unit) => self.read_key(&unit, &row),
         }
     }
 
@@ -816,9 +838,16 @@ impl Window {
         let state = self.key_state(&unit.0, lane);
         let target = state.unit_mut(unit.1.as_ref());
         target.generation += 1;
-        match target.left {
-            Some((known, _)) if known <= sequence => {}
-            _ => self.set_left(unit, Some((sequence, slot))),
+        let later = match target.left {
+            Some((known, _)) if known <= sequence => return,
+            _ => target.chain.iter().filter(|(at, _)| at.sequence > sequence).map(|(_, id)| *id).collect::<Vec<_>>(),
+        };
+        self.set_left(unit, Some((sequence, slot)));
+        // Nothing in memory waits for a row that is not: it would hold room that the row itself may need.
+        for id in later {
+            if self.rows.get(&id).is_some_and(|entry| matches!(entry.phase, Phase::Chained | Phase::Ready)) {
+                self.remove(id);
+            }
         }
     }
 
@@ -988,20 +1017,20 @@ impl Window {
     }
 
     fn next_ready(&mut self, slot: usize) -> Option<Uuid> {
-        if let Some(id) = self.slots[slot].ready_careful.front().copied() {
-            match self.rows.get(&id) {
+        while let Some(id) = self.slots[slot].ready_careful.front().copied() {
+            match self.rows.get(&id).filter(|entry| entry.phase == Phase::Ready) {
                 None => {
                     self.slots[slot].ready_careful.pop_front();
-                    return self.next_ready(slot);
                 }
                 Some(entry) if entry.stamp.marked || self.may_mark(entry) => {
                     return self.slots[slot].ready_careful.pop_front();
                 }
-                Some(_) => {}
+                Some(_) => break,
             }
         }
+        // Rows that were given up meanwhile may still stand in the queue.
         while let Some(id) = self.slots[slot].ready.pop_front() {
-            if self.rows.contains_key(&id) {
+            if self.rows.get(&id).is_some_and(|entry| entry.phase == Phase::Ready) {
                 return Some(id);
             }
         }
@@ -1386,7 +1415,7 @@ impl Window {
         for slot in 0..self.slots.len() {
             let queue = std::mem::take(&mut self.slots[slot].ready_careful);
             for id in queue {
-                if self.rows.contains_key(&id) {
+                if self.rows.get(&id).is_some_and(|entry| entry.phase == Phase::Ready) {
                     self.make_ready(id);
                 }
             }
@@ -1425,6 +1454,7 @@ impl Window {
             self.unstart(id);
             if lost.contains(&id) {
                 self.notes.push(Note::Lost { id, published: false });
+                self.suspect_children(&parent, &expansion);
                 self.remove(id);
                 continue;
             }
@@ -1444,6 +1474,18 @@ impl Window {
             }
         }
         self.promote();
+    }
+
+    /// An earlier try may have expanded the parent without our hearing of it: its children may be there, under ids that we do
+    /// not know. Nothing of the key may pass them before it has been read again.
+    fn suspect_children(&mut self, parent: &OutboxRow, expansion: &Expansion) {
+        let Some((key, _)) = self.unit_of(parent) else { return };
+        for child in &expansion.children {
+            let row = OutboxRow { destination: Some(child.destination.clone()), ..parent.clone() };
+            let (_, slot) = self.target_of(&row);
+            let unit = (key.clone(), Some(Arc::from(child.destination.as_str())));
+            self.leave(&unit, parent.lane, parent.sequence, slot);
+        }
     }
 
     /// They could not be expanded for a passing reason.
@@ -1483,7 +1525,11 @@ impl Window {
             self.ask_walk(&mut read, &mut asked, omitted.is_empty(), idle_poll, now);
             self.omit(&mut read, &omitted);
         }
-        if read.keys.is_empty() && read.destinations.is_empty() && !asked.walk && !asked.lap && read.later_limit == 0 {
+        if read.keys.is_empty()
+            && read.destinations.is_empty()
+            && !asked.walk
+            && asked.part == LapPart::None
+            && read.later_limit == 0 {
             return None;
         }
         read.exclude = self.rows.keys().copied().collect();
@@ -1531,12 +1577,22 @@ impl Window {
             let batch = self.outbox.batch_size;
             read.walk_limit = if all_open && self.real_slots > 0 { batch.min(room) } else { batch };
         }
-        if self.walk_after.is_some() && (idle_poll || now >= self.lap_stepped + LAP_GAP) {
-            asked.lap = true;
-            read.lap_after = self.lap_after;
-            read.lap_limit = self.outbox.batch_size.max(LAP_ROWS_MIN);
+        asked.from_the_start = self.walk_after.is_none();
+        let lap_steps = now >= self.lap_stepped + LAP_GAP && (self.lap_after.is_some() || now >= self.lap_due);
+        if self.walk_after.is_some() && lap_steps {
+            if self.lap_after.is_none() {
+                self.lap_began = now;
+            }
+            asked.part = LapPart::Everything;
+            asked.walk = false;
+            read.walk_limit = 0;
+            read.lap_after = self.lap_after.or(Some(START));
+            read.lap_limit = self.outbox.batch_size * 2;
+        } else if self.walk_after.is_some() {
+            asked.part = LapPart::Late;
+            read.lap_limit = self.outbox.batch_size * 2;
         }
-        if asked.lap || self.later_due {
+        if idle_poll || self.later_due || asked.part == LapPart::Everything {
             read.later_limit = self.outbox.batch_size;
             self.later_due = false;
         }
@@ -1559,11 +1615,12 @@ impl Window {
             let wanted = if self.slots[slot].gate.is_probing() { 1 } else { room.min(KEY_READS_MAX - read.keys.len()) };
             let low_water = self.unit_cap(slot) / 2;
             unit_room = unit_room.min(self.unit_cap(slot) - low_water);
-            for (from, unit) in self.left_units(slot, wanted, low_water) {
+            for (_, unit) in self.left_units(slot, wanted, low_water) {
                 let state = self.keys.get(&unit.0);
                 let known = state.and_then(|state| state.unit(unit.1.as_ref()));
                 let generation = known.map_or(0, |known| known.generation);
-                read.keys.push(KeyRead { key: unit.0.to_string(), from });
+                // From the first row on: one that committed late may stand before all that are known.
+                read.keys.push(KeyRead { key: unit.0.to_string(), from: i64::MIN });
                 asked.keys.insert(unit, generation);
             }
         }
@@ -1678,7 +1735,12 @@ impl Window {
         self.walk_ended && self.rows.is_empty() && self.settles.is_empty()
     }
 
-    /// Since when the present lap runs.
+    /// Rows changed without their time changing (recovered after a crash): look at everything.
+    pub fn lap_now(&mut self, now: Instant) {
+        self.lap_due = now;
+    }
+
+    /// When the last lap over everything began.
     pub fn lap_began(&self) -> Instant {
         self.lap_began
     }

@@ -115,6 +115,7 @@ impl Worker {
             store: store.clone(),
             metrics: metrics.clone(),
             keeper: spine.keeper.clone(),
+            orders: spine.orders,
             backlog,
             stop: stop_tasks.clone(),
         };
@@ -168,6 +169,13 @@ impl Worker {
         }
     }
 
+    /// Ends every task where it stands, as a crash would: nothing is settled, nothing is given back.
+    pub fn abort(self) {
+        for task in self.main_tasks.iter().chain(&self.side_tasks) {
+            task.abort();
+        }
+    }
+
     /// Ends the worker within `within`: nothing new starts, what is in flight finishes and is settled, lanes are given back. What is
     /// still open then is cut off and left to its lease (contract 12.4).
     pub async fn stop(self, within: Duration) {
@@ -185,6 +193,7 @@ impl Worker {
 
 /// Keeper and driver, tied together.
 struct Spine {
+    orders: mpsc::UnboundedSender<driver::Order>,
     keeper: watch::Receiver<KeeperState>,
     driver: watch::Receiver<DriverState>,
     tasks: Vec<JoinHandle<()>>,
@@ -224,7 +233,7 @@ impl Wiring {
         let keeper_task = Keeper::new(keeper::Parts {
             config: self.relay,
             store: self.store,
-            orders: orders_out,
+            orders: orders_out.clone(),
             rested,
             lease: lease_out,
             holding,
@@ -233,7 +242,7 @@ impl Wiring {
             stop,
             seed: self.seed,
         });
-        Spine { keeper, driver, tasks: vec![tokio::spawn(keeper_task.run()), tokio::spawn(driver_task.run())] }
+        Spine { orders: orders_out, keeper, driver, tasks: vec![tokio::spawn(keeper_task.run()), tokio::spawn(driver_task.run())] }
     }
 }
 

@@ -8,11 +8,14 @@ use queuebox_core::{
     message::Consumption,
     ports::{Store, inbox::SourceBacklog, outbox::OutboxBacklog},
 };
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::keeper::KeeperState;
-use crate::{config::RelayConfig, metrics::Metrics};
+use crate::{config::RelayConfig, metrics::Metrics, outbox::driver::Order};
 
 /// Rows of a gauge are counted up to this; beyond it "many" is enough.
 const COUNT_BOUND: u64 = 100_000;
@@ -38,6 +41,8 @@ pub struct Upkeep {
     pub metrics: Arc<Metrics>,
     /// Whose lanes are ours.
     pub keeper: watch::Receiver<KeeperState>,
+    /// To the driver.
+    pub orders: mpsc::UnboundedSender<Order>,
     /// For status.
     pub backlog: watch::Sender<Backlog>,
     /// Ends it.
@@ -83,6 +88,7 @@ impl Upkeep {
             Ok(recovered) => {
                 let all = recovered.pending + recovered.dead;
                 if all > 0 {
+                    let _ = self.orders.send(Order::Recovered);
                     self.metrics.reclaimed.inc_by(all);
                     self.metrics.crashes.with_label_values(&["outbox"]).inc_by(all);
                     self.metrics.outbox_messages.with_label_values(&["dead"]).inc_by(recovered.dead);

@@ -1,0 +1,487 @@
+//! A database in memory that keeps the laws of the store ports, and nothing more than them.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use bytes::Bytes;
+use queuebox_core::{
+    Fault, LaneSet, Uuid,
+    message::{OutboxRow, Payload, Position, Stamp, State},
+    ports::{
+        Fence, Scope,
+        lanes::{LaneRow, Registration, Survey, Take, WorkerRow},
+        outbox::{Expansion, Outcome, Polled, Read, Recovered, Settle},
+    },
+};
+use tokio::time::Instant;
+
+use crate::faults::Sabotage;
+
+#[derive(Debug, Clone)]
+pub struct Row {
+    pub id: Uuid,
+    pub sequence: i64,
+    pub topic: String,
+    pub key: Option<String>,
+    pub destination: Option<String>,
+    pub parent_id: Option<Uuid>,
+    pub state: State,
+    pub attempt: i32,
+    pub max_attempts: i32,
+    pub crashes: i32,
+    pub scheduled_at: i64,
+    pub created_at: i64,
+    pub token: Option<Uuid>,
+    pub lease: Option<i64>,
+    pub error: Option<String>,
+}
+
+#[derive(Debug, Clone)]
+struct Worker {
+    token: Uuid,
+    relay_uid: String,
+    config: String,
+    lease: i64,
+}
+
+#[derive(Default)]
+pub struct Tables {
+    pub rows: BTreeMap<Position, Row>,
+    places: HashMap<Uuid, Position>,
+    workers: BTreeMap<String, Worker>,
+    lanes: BTreeMap<u8, (Option<String>, i64)>,
+    inbox_lanes: BTreeMap<u8, (Option<String>, i64)>,
+    next_sequence: i64,
+}
+
+pub struct Database {
+    tables: Mutex<Tables>,
+    began: Instant,
+    /// Microseconds by which the database's clock was moved.
+    pub skew_us: std::sync::atomic::AtomicI64,
+    pub sabotage: Sabotage,
+    pub lane_count: u8,
+}
+
+pub fn lane_of(key: Option<&str>, parent: Option<Uuid>, id: Uuid, lane_count: u8) -> u8 {
+    let bytes = match (key.filter(|key| !key.is_empty()), parent) {
+        (Some(key), _) => key.as_bytes().to_vec(),
+        (None, Some(parent)) => parent.as_bytes().to_vec(),
+        (None, None) => id.as_bytes().to_vec(),
+    };
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
+    u8::try_from((hash >> 32) % u64::from(lane_count)).unwrap()
+}
+
+impl Database {
+    pub fn new(lane_count: u8, sabotage: Sabotage) -> Arc<Self> {
+        Arc::new(Self {
+            tables: Mutex::new(Tables::default()),
+            began: Instant::now(),
+            skew_us: 0.into(),
+            sabotage,
+            lane_count,
+        })
+    }
+
+    pub fn now(&self) -> i64 {
+        let elapsed = i64::try_from(self.began.elapsed().as_micros()).unwrap();
+        1_700_000_000_000_000 + elapsed + self.skew_us.load(std::sync::atomic::Ordering::SeqCst)
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap()
+    }
+
+    pub fn draw_sequence(&self) -> i64 {
+        let mut tables = self.lock();
+        tables.next_sequence += 1;
+        tables.next_sequence
+    }
+
+    pub fn commit(&self, rows: Vec<Row>) {
+        let mut tables = self.lock();
+        for row in rows {
+            tables.add(row);
+        }
+    }
+
+    fn lane(&self, row: &Row) -> u8 {
+        lane_of(row.key.as_deref(), row.parent_id, row.id, self.lane_count)
+    }
+
+    fn fence(&self, tables: &Tables, fence: &Fence) -> Result<(), Fault> {
+        if self.sabotage == Sabotage::UnfencedSettle {
+            return Ok(());
+        }
+        let now = self.now();
+        match tables.workers.get(&fence.worker) {
+            Some(worker) if worker.token == fence.token && worker.lease > now => Ok(()),
+            _ => Err(Fault::fenced("no such registration, or its lease has ended")),
+        }
+    }
+
+    // ---- outbox ----
+
+    pub fn poll(&self, fence: &Fence, settles: &[Settle], read: Option<&Read>) -> Result<Polled, Fault> {
+        let now = self.now();
+        let mut tables = self.lock();
+        self.fence(&tables, fence)?;
+        let mut polled = Polled::default();
+        let mut settled = Vec::new();
+        for settle in settles {
+            settled.push(settle.position.id);
+            if !self.settle(&mut tables, fence, settle, now) {
+                polled.lost.push(settle.position.id);
+            }
+        }
+        if let Some(read) = read {
+            self.read(&tables, read, &settled, now, &mut polled);
+        }
+        Ok(polled)
+    }
+
+    fn settle(&self, tables: &mut Tables, fence: &Fence, settle: &Settle, now: i64) -> bool {
+        let Some(row) = tables.find(settle.position.id) else { return false };
+        if !self.holds(row, &settle.stamp, fence) {
+            return false;
+        }
+        let (attempt, error) = (row.attempt, row.error.take());
+        row.error = error;
+        row.token = None;
+        row.lease = None;
+        match &settle.outcome {
+            Outcome::Sent => {
+                row.state = State::Sent;
+                row.crashes = 0;
+            }
+            Outcome::Retry { delay_us, error } => {
+                row.state = State::Pending;
+                row.attempt = attempt + 1;
+                row.scheduled_at = now + delay_us;
+                row.crashes = 0;
+                row.error = Some(error.clone());
+            }
+            Outcome::Dead { error, counted } => {
+                row.state = State::Dead;
+                row.attempt = attempt + i32::from(*counted);
+                row.error = Some(error.clone());
+            }
+            Outcome::Release => row.state = State::Pending,
+        }
+        true
+    }
+
+    fn holds(&self, row: &Row, stamp: &Stamp, fence: &Fence) -> bool {
+        if self.sabotage == Sabotage::SettleIgnoresReplay && !stamp.marked {
+            return row.state == State::Pending;
+        }
+        if stamp.marked {
+            row.state == State::Processing && row.token == Some(fence.token)
+        } else {
+            row.state == State::Pending && row.attempt == stamp.attempt && row.scheduled_at == stamp.scheduled_at
+        }
+    }
+
+    fn read(&self, tables: &Tables, read: &Read, settled: &[Uuid], now: i64, polled: &mut Polled) {
+        let is_free = |row: &&Row| {
+            row.state == State::Pending
+                && read.lanes.contains(self.lane(row))
+                && !read.exclude.contains(&row.id)
+                && !settled.contains(&row.id)
+        };
+        let is_omitted = |row: &Row| match &row.destination {
+            Some(destination) => read.omit_destinations.contains(destination),
+            None => read.omit_topics.contains(&row.topic),
+        };
+        let pending = || tables.rows.values().filter(is_free);
+        let behind = |row: &&Row, after: Option<Position>| after.is_none_or(|after| row.position() > after);
+
+        let walk: Vec<&Row> =
+            pending().filter(|row| behind(row, read.walk_after)).take(read.walk_limit as usize).collect();
+        polled.walk_ended = walk.len() < read.walk_limit as usize;
+        polled.walk = walk.iter().map(|row| self.out(row, now, !is_omitted(row))).collect();
+        let lap: Vec<&Row> = pending()
+            .filter(|row| behind(row, read.lap_after) && read.walk_after.is_some_and(|end| row.position() <= end))
+            .take(read.lap_limit as usize)
+            .collect();
+        polled.lap_ended = lap.len() < read.lap_limit as usize;
+        if self.sabotage != Sabotage::NoLap {
+            polled.lap = lap.iter().map(|row| self.out(row, now, false)).collect();
+        }
+        for question in &read.keys {
+            let rows = pending().filter(|row| row.key.as_deref() == Some(&question.key) && row.sequence >= question.from);
+            polled.keys.extend(rows.take(read.key_limit as usize).map(|row| self.out(row, now, true)));
+        }
+        for question in &read.destinations {
+            let rows = pending().filter(|row| {
+                row.key.is_none()
+                    && behind(row, question.after)
+                    && match &row.destination {
+                        Some(destination) => *destination == question.destination,
+                        None => question.topics.contains(&row.topic),
+                    }
+            });
+            polled.destinations.extend(rows.take(question.limit as usize).map(|row| self.out(row, now, true)));
+        }
+        if read.later_limit > 0 && self.sabotage != Sabotage::NoLap {
+            let mut later: Vec<&Row> = pending().filter(|row| row.scheduled_at > row.created_at && !is_omitted(row)).collect();
+            later.sort_by_key(|row| row.scheduled_at);
+            polled.next_due_in_us = later.iter().map(|row| row.scheduled_at - now).find(|due| *due > 0);
+            let due = later.into_iter().filter(|row| row.scheduled_at <= now);
+            polled.later = due.take(read.later_limit as usize).map(|row| self.out(row, now, true)).collect();
+        }
+    }
+
+    fn out(&self, row: &Row, now: i64, loaded: bool) -> OutboxRow {
+        OutboxRow {
+            id: row.id,
+            sequence: row.sequence,
+            lane: self.lane(row),
+            topic: row.topic.clone(),
+            key: row.key.clone(),
+            destination: row.destination.clone(),
+            parent_id: row.parent_id,
+            payload: if loaded { Payload::Loaded(Bytes::from_static(b"{}")) } else { Payload::Omitted },
+            headers: "{}".to_owned(),
+            aggregate_type: None,
+            trace_parent: None,
+            attempt: row.attempt,
+            max_attempts: row.max_attempts,
+            crashes: row.crashes,
+            scheduled_at: row.scheduled_at,
+            due_in_us: row.scheduled_at - now,
+            created_at_us: row.created_at,
+        }
+    }
+
+    pub fn mark(&self, fence: &Fence, rows: &[(Position, Stamp)], lease_ms: u64) -> Result<Vec<Uuid>, Fault> {
+        let now = self.now();
+        let mut tables = self.lock();
+        self.fence(&tables, fence)?;
+        let mut marked = Vec::new();
+        for (position, stamp) in rows {
+            let Some(row) = tables.find(position.id) else { continue };
+            if self.holds(row, stamp, fence) {
+                row.state = State::Processing;
+                row.token = Some(fence.token);
+                row.lease = Some(now + i64::try_from(lease_ms * 1000).unwrap());
+                marked.push(row.id);
+            } else if row.state == State::Processing && row.token == Some(fence.token) {
+                marked.push(row.id);
+            }
+        }
+        Ok(marked)
+    }
+
+    pub fn recover(&self, fence: &Fence, lanes: LaneSet, max_crashes: i32) -> Result<Recovered, Fault> {
+        let now = self.now();
+        let mut tables = self.lock();
+        self.fence(&tables, fence)?;
+        let mut recovered = Recovered::default();
+        let lane_count = self.lane_count;
+        for row in tables.rows.values_mut() {
+            let lane = lane_of(row.key.as_deref(), row.parent_id, row.id, lane_count);
+            let ended = row.lease.is_none_or(|lease| lease <= now);
+            if row.state == State::Processing && ended && lanes.contains(lane) {
+                row.crashes += 1;
+                row.token = None;
+                row.lease = None;
+                if row.crashes >= max_crashes {
+                    row.state = State::Dead;
+                    row.error = Some("crashes: its lease ended that often".to_owned());
+                    recovered.dead += 1;
+                } else {
+                    row.state = State::Pending;
+                    recovered.pending += 1;
+                }
+            }
+        }
+        Ok(recovered)
+    }
+
+    pub fn expand(&self, fence: &Fence, parents: &[Expansion]) -> Result<Vec<Uuid>, Fault> {
+        let mut tables = self.lock();
+        self.fence(&tables, fence)?;
+        let mut lost = Vec::new();
+        for expansion in parents {
+            let parent = match tables.find(expansion.parent.id) {
+                Some(row) if self.holds(row, &expansion.stamp, fence) => {
+                    row.state = State::Sent;
+                    row.token = None;
+                    row.lease = None;
+                    row.clone()
+                }
+                _ => {
+                    lost.push(expansion.parent.id);
+                    continue;
+                }
+            };
+            for child in &expansion.children {
+                tables.add(Row {
+                    id: child.id,
+                    destination: Some(child.destination.clone()),
+                    parent_id: Some(parent.id),
+                    state: State::Pending,
+                    attempt: 0,
+                    crashes: 0,
+                    ..parent.clone()
+                });
+            }
+        }
+        Ok(lost)
+    }
+
+    // ---- lanes ----
+
+    pub fn register(&self, new: &Registration) {
+        let now = self.now();
+        let mut tables = self.lock();
+        let tables = &mut *tables;
+        let named = |name: &String| {
+            tables.lanes.values().chain(tables.inbox_lanes.values()).any(|(owner, _)| owner.as_ref() == Some(name))
+        };
+        tables.workers.retain(|name, worker| worker.lease > now || named(name));
+        let lease = now + i64::try_from(new.lease_ms * 1000).unwrap();
+        let worker = Worker {
+            token: new.fence.token,
+            relay_uid: new.relay_uid.clone(),
+            config: new.config.clone(),
+            lease,
+        };
+        tables.workers.insert(new.fence.worker.clone(), worker);
+    }
+
+    pub fn renew(&self, fence: &Fence, lease_ms: u64) -> Result<(), Fault> {
+        let now = self.now();
+        let mut tables = self.lock();
+        self.fence(&tables, fence)?;
+        let lease = now + i64::try_from(lease_ms * 1000).unwrap();
+        if let Some(worker) = tables.workers.get_mut(&fence.worker) {
+            worker.lease = lease;
+        }
+        if self.sabotage != Sabotage::MarkedRowsNotRenewed {
+            for row in tables.rows.values_mut().filter(|row| row.token == Some(fence.token)) {
+                row.lease = Some(lease);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn survey(&self, scope: Scope) -> Survey {
+        let now = self.now();
+        let tables = self.lock();
+        let lanes = tables.lanes_of(scope).iter().map(|(lane, (worker, term))| LaneRow {
+            lane: *lane,
+            worker: worker.clone(),
+            term: *term,
+        });
+        let workers = tables.workers.iter().map(|(name, worker)| WorkerRow {
+            worker: name.clone(),
+            relay_uid: worker.relay_uid.clone(),
+            config: worker.config.clone(),
+            lane_hash: "sim".to_owned(),
+            live: worker.lease > now,
+        });
+        Survey { workers: workers.collect(), lanes: lanes.collect() }
+    }
+
+    pub fn take(&self, fence: &Fence, scope: Scope, wanted: &[Take]) -> Result<LaneSet, Fault> {
+        let now = self.now();
+        let mut tables = self.lock();
+        self.fence(&tables, fence)?;
+        let mut taken = LaneSet::EMPTY;
+        for take in wanted {
+            let known = tables.lanes_of(scope).get(&take.lane).cloned().unwrap_or((None, 0));
+            if known != (take.owner.clone(), take.term) {
+                continue;
+            }
+            let is_dead = take
+                .owner
+                .as_ref()
+                .is_none_or(|owner| tables.workers.get(owner).is_none_or(|worker| worker.lease <= now));
+            if is_dead || self.sabotage == Sabotage::TakesFromTheLiving {
+                tables.lanes_of_mut(scope).insert(take.lane, (Some(fence.worker.clone()), take.term + 1));
+                taken.insert(take.lane);
+            }
+        }
+        Ok(taken)
+    }
+
+    pub fn give(&self, fence: &Fence, scope: Scope, lanes: LaneSet, to: Option<&str>) -> Result<LaneSet, Fault> {
+        let now = self.now();
+        let mut tables = self.lock();
+        self.fence(&tables, fence)?;
+        if let Some(to) = to
+            && tables.workers.get(to).is_none_or(|worker| worker.lease <= now)
+        {
+            return Ok(LaneSet::EMPTY);
+        }
+        let mut given = LaneSet::EMPTY;
+        for lane in lanes.iter() {
+            if let Some((owner, term)) = tables.lanes_of_mut(scope).get_mut(&lane)
+                && owner.as_deref() == Some(fence.worker.as_str())
+            {
+                *owner = to.map(str::to_owned);
+                *term += 1;
+                given.insert(lane);
+            }
+        }
+        Ok(given)
+    }
+
+    pub fn retire(&self, fence: &Fence, careful: LaneSet) -> Result<(), Fault> {
+        let mut tables = self.lock();
+        self.fence(&tables, fence)?;
+        for row in tables.rows.values_mut().filter(|row| row.token == Some(fence.token)) {
+            row.state = State::Pending;
+            row.token = None;
+            row.lease = None;
+        }
+        for scope in [Scope::Outbox, Scope::Inbox] {
+            for (lane, (owner, term)) in tables.lanes_of_mut(scope).iter_mut() {
+                let keeps = scope == Scope::Outbox && careful.contains(*lane);
+                if owner.as_deref() == Some(fence.worker.as_str()) && !keeps {
+                    *owner = None;
+                    *term += 1;
+                }
+            }
+        }
+        tables.workers.remove(&fence.worker);
+        Ok(())
+    }
+}
+
+impl Row {
+    pub fn position(&self) -> Position {
+        Position { sequence: self.sequence, id: self.id }
+    }
+}
+
+impl Tables {
+    fn add(&mut self, row: Row) {
+        self.places.insert(row.id, row.position());
+        self.rows.insert(row.position(), row);
+    }
+
+    pub fn find(&mut self, id: Uuid) -> Option<&mut Row> {
+        let place = self.places.get(&id)?;
+        self.rows.get_mut(place)
+    }
+
+    fn lanes_of(&self, scope: Scope) -> &BTreeMap<u8, (Option<String>, i64)> {
+        match scope {
+            Scope::Outbox => &self.lanes,
+            Scope::Inbox => &self.inbox_lanes,
+        }
+    }
+
+    fn lanes_of_mut(&mut self, scope: Scope) -> &mut BTreeMap<u8, (Option<String>, i64)> {
+        match scope {
+            Scope::Outbox => &mut self.lanes,
+            Scope::Inbox => &mut self.inbox_lanes,
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! What goes wrong in a world, and the bugs that a world can be built with to show that the oracle finds them.
+
+/// A classic bug, reintroduced on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sabotage {
+    #[default]
+    None,
+    /// Only a position is remembered: what commits late is never read.
+    NoLap,
+    /// Settles are written whoever asks.
+    UnfencedSettle,
+    /// A settle does not repeat what it read, so it marks a row that was replayed meanwhile.
+    SettleIgnoresReplay,
+    /// Leases of marked rows are not renewed.
+    MarkedRowsNotRenewed,
+    /// A takeover does not look whether the owner's lease has ended.
+    TakesFromTheLiving,
+    /// The destination says done before the receiver has it.
+    MarkBeforeSend,
+}
+
+/// How much goes wrong.
+#[derive(Debug, Clone, Copy)]
+pub struct Weather {
+    /// Chance that a call of a port fails before it did anything.
+    pub lost_request: f64,
+    /// Chance that the answer of a call is lost after it did everything.
+    pub lost_reply: f64,
+    /// Chance that a publish fails before it arrives.
+    pub publish_fails: f64,
+    /// Chance that a publish arrives and its answer is lost.
+    pub answer_lost: f64,
+    /// Chance that a publish hangs until its time-out.
+    pub publish_hangs: f64,
+    /// Kills of workers over the whole run.
+    pub kills: u32,
+    /// Clean stops and starts over the whole run.
+    pub stops: u32,
+    /// Jumps of the database's clock over the whole run.
+    pub clock_jumps: u32,
+    /// Times a destination cannot be reached.
+    pub outages: u32,
+    /// Replays and edits by hand.
+    pub replays: u32,
+}
+
+impl Weather {
+    pub const CALM: Self = Self {
+        lost_request: 0.0,
+        lost_reply: 0.0,
+        publish_fails: 0.0,
+        answer_lost: 0.0,
+        publish_hangs: 0.0,
+        kills: 0,
+        stops: 0,
+        clock_jumps: 0,
+        outages: 0,
+        replays: 0,
+    };
+
+    /// Can a message arrive twice in this weather?
+    pub fn allows_duplicates(&self) -> bool {
+        self.answer_lost > 0.0 || self.publish_hangs > 0.0 || self.kills > 0 || self.clock_jumps > 0 || self.replays > 0
+            || self.lost_request > 0.0 || self.lost_reply > 0.0 || self.stops > 0
+    }
+}

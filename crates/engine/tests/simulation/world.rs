@@ -1,0 +1,542 @@
+//! A world: producers, workers, receivers and trouble, all from one seed; and the oracle that judges what came of it.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use queuebox_core::{
+    Fault, Uuid,
+    message::State,
+    pattern::Pattern,
+    ports::{Delivery, Destination, Store},
+    retry::RetrySchedule,
+};
+use queuebox_engine::{
+    config::{BreakerConfig, DestinationConfig, OutboxConfig, RelayConfig, Route},
+    intake::AdmissionLimits,
+    metrics::Metrics,
+    worker::{Worker, WorkerConfig},
+};
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use tokio::time::Instant;
+
+use crate::{
+    database::{Database, Row},
+    faults::{Sabotage, Weather},
+    store::Line,
+};
+
+const LEASE: Duration = Duration::from_secs(6);
+
+/// What a world is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    pub seed: u64,
+    pub workers: usize,
+    pub messages: usize,
+    pub keys: u32,
+    pub lanes: u8,
+    pub fan_out: bool,
+    pub batch_size: u32,
+    pub weather: Weather,
+    pub sabotage: Sabotage,
+}
+
+#[derive(Debug, Clone)]
+struct Arrival {
+    id: Uuid,
+    destination: &'static str,
+    key: Option<String>,
+    at: Instant,
+}
+
+#[derive(Default)]
+struct Log {
+    arrivals: Vec<Arrival>,
+    requests: HashMap<Uuid, u32>,
+    in_flight: HashMap<(String, &'static str, usize), u32>,
+    overlaps: Vec<String>,
+    trace: Vec<String>,
+}
+
+struct World {
+    plan: Plan,
+    database: Arc<Database>,
+    log: Mutex<Log>,
+    calm: Arc<AtomicBool>,
+    /// Destinations that cannot be reached until then.
+    away: Mutex<HashMap<&'static str, Instant>>,
+    began: Instant,
+    committed: Mutex<HashSet<Uuid>>,
+    rolled_back: Mutex<HashSet<Uuid>>,
+    replayed: Mutex<HashSet<Uuid>>,
+}
+
+impl World {
+    fn trace(&self, text: impl FnOnce() -> String) {
+        let at = self.began.elapsed();
+        self.log.lock().unwrap().trace.push(format!("{:>9.4} {}", at.as_secs_f64(), text()));
+    }
+
+    fn is_calm(&self) -> bool {
+        self.calm.load(Ordering::SeqCst)
+    }
+}
+
+struct Receiver {
+    name: &'static str,
+    worker: usize,
+    world: Arc<World>,
+    rng: Mutex<StdRng>,
+    dead: Arc<AtomicBool>,
+}
+
+/// Takes a key out of the table of publishes under way, also when the publish is dropped.
+struct Flight<'a> {
+    world: &'a World,
+    key: (String, &'static str, usize),
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        if let Some(count) = self.world.log.lock().unwrap().in_flight.get_mut(&self.key) {
+            *count -= 1;
+        }
+    }
+}
+
+#[async_trait]
+impl Destination for Receiver {
+    fn kind(&self) -> &'static str {
+        "memory"
+    }
+
+    async fn publish(&self, delivery: Delivery) -> Result<(), Fault> {
+        let _flight = self.takes_off(&delivery);
+        let (roll, before, after) = {
+            let mut rng = self.rng.lock().unwrap();
+            (rng.random_range(0.0..1.0_f64), rng.random_range(200..6_000), rng.random_range(200..6_000))
+        };
+        if self.world.away.lock().unwrap().get(self.name).is_some_and(|until| Instant::now() < *until) {
+            return Err(Fault::not_connected("away", "the broker is away"));
+        }
+        let weather = if self.world.is_calm() { Weather::CALM } else { self.world.plan.weather };
+        *self.world.log.lock().unwrap().requests.entry(delivery.id).or_default() += 1;
+        if self.world.plan.sabotage == Sabotage::MarkBeforeSend && roll < 0.2 {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_micros(before)).await;
+        if roll < weather.publish_fails {
+            return Err(Fault::transient("refused", "connection refused").tripping());
+        }
+        if self.dead.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
+        self.arrives(&delivery);
+        tokio::time::sleep(Duration::from_micros(after)).await;
+        let roll = roll - weather.publish_fails;
+        if roll < weather.answer_lost {
+            return Err(Fault::ambiguous("lost", "the answer was lost").tripping());
+        }
+        if roll - weather.answer_lost < weather.publish_hangs {
+            tokio::time::sleep(Duration::from_secs(8)).await;
+            return Err(Fault::ambiguous("timeout", "no answer in time").tripping());
+        }
+        Ok(())
+    }
+
+    async fn probe(&self) -> Result<(), Fault> {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        match self.world.away.lock().unwrap().get(self.name) {
+            Some(until) if Instant::now() < *until => Err(Fault::not_connected("away", "the broker is away")),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Receiver {
+    fn takes_off(&self, delivery: &Delivery) -> Option<Flight<'_>> {
+        let key = (delivery.key.clone()?, self.name, self.worker);
+        let mut log = self.world.log.lock().unwrap();
+        let count = log.in_flight.entry(key.clone()).or_default();
+        *count += 1;
+        if *count > 1 && !self.dead.load(Ordering::SeqCst) {
+            let text = format!("two messages of key {} in flight to {} from worker {}", key.0, key.1, key.2);
+            log.overlaps.push(text);
+        }
+        Some(Flight { world: &self.world, key })
+    }
+
+    fn arrives(&self, delivery: &Delivery) {
+        let arrival =
+            Arrival { id: delivery.id, destination: self.name, key: delivery.key.clone(), at: Instant::now() };
+        self.world.trace(|| format!("{} arrives at {} from worker {}", short(delivery.id), self.name, self.worker));
+        self.world.log.lock().unwrap().arrivals.push(arrival);
+    }
+}
+
+pub fn short(id: Uuid) -> String {
+    id.simple().to_string()[24..].to_owned()
+}
+
+struct Process {
+    worker: Worker,
+    dead: Arc<AtomicBool>,
+}
+
+fn start(world: &Arc<World>, number: usize, incarnation: u64) -> Process {
+    let seed = world.plan.seed.wrapping_mul(1_000_003).wrapping_add(number as u64 * 101 + incarnation * 10_007);
+    let dead = Arc::new(AtomicBool::new(false));
+    let line = Line::new(world.database.clone(), world.plan.weather, seed, world.calm.clone(), dead.clone());
+    let store: Arc<dyn Store> = Arc::new(line);
+    let destination = |name: &'static str, breaker| {
+        let port = Receiver {
+            name,
+            worker: number,
+            world: world.clone(),
+            rng: Mutex::new(StdRng::seed_from_u64(seed ^ name.len() as u64)),
+            dead: dead.clone(),
+        };
+        let config = DestinationConfig {
+            port: Arc::new(port),
+            paused: false,
+            max_in_flight: 16,
+            rate: None,
+            schedule: RetrySchedule {
+                initial: Duration::from_millis(200),
+                max: Duration::from_secs(2),
+                retry_after_max: Duration::ZERO,
+            },
+            breaker,
+            transform: None,
+        };
+        (name.to_owned(), config)
+    };
+    let route = |topic: &str, destinations: &[&str]| Route {
+        topics: vec![Pattern::parse(topic).unwrap()],
+        destinations: destinations.iter().map(|name| (*name).to_owned()).collect(),
+        transform: None,
+        routing_key: None,
+    };
+    let breaker = BreakerConfig { failures: 5, open_for: Duration::from_secs(1) };
+    let relay = RelayConfig {
+        relay_uid: "relay".to_owned(),
+        config_version: "1/same".to_owned(),
+        worker_name: format!("worker-{number}"),
+        outbox: OutboxConfig {
+            batch_size: world.plan.batch_size,
+            max_in_flight: 32,
+            lease: LEASE,
+            max_crashes: 1000,
+            ..OutboxConfig::default()
+        },
+        routes: vec![route("a.*", &["east"]), route("b.*", &["south"]), route("both.*", &["east", "south"])],
+        destinations: BTreeMap::from([destination("east", Some(breaker)), destination("south", None)]),
+        drain_timeout: Duration::from_secs(10),
+    };
+    let config = WorkerConfig {
+        relay: Arc::new(relay),
+        forward: None,
+        admissions: AdmissionLimits::default(),
+        retention: Vec::new(),
+    };
+    let worker = Worker::start(config, store, Arc::new(Metrics::new("sim").unwrap()), seed);
+    Process { worker, dead }
+}
+
+/// Inserts rows in transactions that take their time, come out of order, and sometimes roll back. Each key has one writer.
+async fn produce(world: Arc<World>, writer: usize, writers: usize) {
+    let mut rng = StdRng::seed_from_u64(world.plan.seed ^ (writer as u64 + 77));
+    let share = world.plan.messages / writers;
+    let mut written = 0;
+    while written < share {
+        let count = rng.random_range(1..=4).min(share - written);
+        let mut rows = Vec::new();
+        for _ in 0..count {
+            rows.push(new_row(&world, &mut rng, writer, writers));
+            tokio::time::sleep(Duration::from_micros(rng.random_range(10..2_000))).await;
+        }
+        tokio::time::sleep(Duration::from_micros(rng.random_range(0..60_000))).await;
+        let ids = rows.iter().map(|row| row.id);
+        if rng.random_bool(0.1) {
+            world.rolled_back.lock().unwrap().extend(ids);
+        } else {
+            world.committed.lock().unwrap().extend(ids);
+            world.trace(|| {
+                let texts: Vec<_> = rows
+                    .iter()
+                    .map(|row| format!("{}#{}({} {} +{}us)", short(row.id), row.sequence, row.key.as_deref().unwrap_or("-"), row.topic, row.scheduled_at - row.created_at))
+                    .collect();
+                format!("commit {}", texts.join(" "))
+            });
+            world.database.commit(rows);
+        }
+        written += count;
+        if rng.random_bool(0.2) {
+            tokio::time::sleep(Duration::from_millis(rng.random_range(0..800))).await;
+        }
+    }
+}
+
+fn new_row(world: &World, rng: &mut StdRng, writer: usize, writers: usize) -> Row {
+    let now = world.database.now();
+    let keys = u64::from(world.plan.keys);
+    // A hot key in each writer's share, some cold ones, and rows without a key.
+    let own = |number: u64| format!("k{}", number * writers as u64 + writer as u64);
+    let key = match rng.random_range(0..10) {
+        0 => None,
+        1 => Some(String::new()),
+        2..=5 => Some(own(0)),
+        _ => Some(own(rng.random_range(0..keys))),
+    };
+    let topic = match rng.random_range(0..10) {
+        0..=4 => "a.x",
+        5..=7 => "b.x",
+        _ if world.plan.fan_out => "both.x",
+        _ => "a.y",
+    };
+    let delay = if rng.random_bool(0.05) { rng.random_range(0..3_000_000) } else { 0 };
+    Row {
+        id: uuid::Builder::from_random_bytes(rng.random()).into_uuid(),
+        sequence: world.database.draw_sequence(),
+        topic: topic.to_owned(),
+        key: key.filter(|key| !key.is_empty()),
+        destination: None,
+        parent_id: None,
+        state: State::Pending,
+        attempt: 0,
+        max_attempts: 1000,
+        crashes: 0,
+        scheduled_at: now + delay,
+        created_at: now,
+        token: None,
+        lease: None,
+        error: None,
+    }
+}
+
+/// Kills, stops, outages, clock jumps and replays, spread over the run.
+async fn trouble(world: Arc<World>, processes: Arc<tokio::sync::Mutex<Vec<Process>>>, over: Duration) {
+    let weather = world.plan.weather;
+    let mut rng = StdRng::seed_from_u64(world.plan.seed ^ 0xdead);
+    let mut events: Vec<(Duration, u8)> = Vec::new();
+    let kinds =
+        [(weather.kills, 0), (weather.stops, 1), (weather.clock_jumps, 2), (weather.outages, 3), (weather.replays, 4)];
+    for (count, kind) in kinds {
+        for _ in 0..count {
+            events.push((over.mul_f64(rng.random_range(0.0..1.0)), kind));
+        }
+    }
+    events.sort();
+    let begun = Instant::now();
+    for (number, (at, kind)) in events.into_iter().enumerate() {
+        tokio::time::sleep_until(begun + at).await;
+        match kind {
+            0 | 1 => replace_worker(&world, &processes, kind == 0, number as u64 + 1, &mut rng).await,
+            2 => {
+                let jump: i64 = rng.random_range(-4_000_000..8_000_000);
+                world.trace(|| format!("the database's clock jumps by {jump} us"));
+                world.database.skew_us.fetch_add(jump, Ordering::SeqCst);
+            }
+            3 => {
+                let name = if rng.random_bool(0.5) { "east" } else { "south" };
+                let until = Instant::now() + Duration::from_millis(rng.random_range(100..5_000));
+                world.trace(|| format!("{name} is away"));
+                world.away.lock().unwrap().insert(name, until);
+            }
+            _ => replay(&world, &mut rng),
+        }
+    }
+}
+
+async fn replace_worker(
+    world: &Arc<World>,
+    processes: &tokio::sync::Mutex<Vec<Process>>,
+    kill: bool,
+    incarnation: u64,
+    rng: &mut StdRng,
+) {
+    let mut processes = processes.lock().await;
+    let index = rng.random_range(0..processes.len());
+    world.trace(|| format!("worker {index} is {}", if kill { "killed" } else { "stopped" }));
+    let fresh = start(world, index + 10 * usize::try_from(incarnation).unwrap(), incarnation);
+    let old = std::mem::replace(&mut processes[index], fresh);
+    drop(processes);
+    if kill {
+        old.dead.store(true, Ordering::SeqCst);
+        old.worker.abort();
+    } else {
+        old.worker.stop(Duration::from_secs(10)).await;
+    }
+}
+
+fn replay(world: &World, rng: &mut StdRng) {
+    let now = world.database.now();
+    let mut tables = world.database.lock();
+    let finished: Vec<Uuid> = tables
+        .rows
+        .values()
+        .filter(|row| row.state == State::Sent && row.topic != "both.x")
+        .map(|row| row.id)
+        .collect();
+    if finished.is_empty() {
+        return;
+    }
+    let id = finished[rng.random_range(0..finished.len())];
+    if let Some(row) = tables.find(id) {
+        row.state = State::Pending;
+        row.attempt = 0;
+        row.crashes = 0;
+        row.scheduled_at = now;
+        world.replayed.lock().unwrap().insert(id);
+    }
+    drop(tables);
+    world.trace(|| format!("{} is replayed", short(id)));
+}
+
+/// Runs a world; returns what the oracle found wrong, with the trace.
+pub async fn run(plan: Plan) -> Result<Summary, String> {
+    let world = Arc::new(World {
+        plan,
+        database: Database::new(plan.lanes, plan.sabotage),
+        log: Mutex::default(),
+        calm: Arc::new(AtomicBool::new(false)),
+        away: Mutex::default(),
+        began: Instant::now(),
+        committed: Mutex::default(),
+        rolled_back: Mutex::default(),
+        replayed: Mutex::default(),
+    });
+    let processes: Vec<Process> = (0..plan.workers).map(|number| start(&world, number, 0)).collect();
+    let processes = Arc::new(tokio::sync::Mutex::new(processes));
+    let writers = 3;
+    let mut tasks: Vec<_> =
+        (0..writers).map(|writer| tokio::spawn(produce(world.clone(), writer, writers))).collect();
+    tasks.push(tokio::spawn(trouble(world.clone(), processes.clone(), Duration::from_secs(12))));
+    for task in tasks {
+        task.await.map_err(|error| format!("the world itself failed: {error}"))?;
+    }
+    world.calm.store(true, Ordering::SeqCst);
+    world.away.lock().unwrap().clear();
+    world.trace(|| "calm".to_owned());
+    let finished = settle_down(&world).await;
+    // A fresh message flows again.
+    let fresh = new_row(&world, &mut StdRng::seed_from_u64(1), 0, writers);
+    let fresh = Row { scheduled_at: fresh.created_at, ..fresh };
+    world.committed.lock().unwrap().insert(fresh.id);
+    world.database.commit(vec![fresh]);
+    let flows = settle_down(&world).await;
+    let mut wrong = judge(&world);
+    if !finished || !flows {
+        wrong.push("not everything was finished in ten minutes without faults".to_owned());
+    }
+    for process in processes.lock().await.drain(..) {
+        process.worker.abort();
+    }
+    let log = world.log.lock().unwrap();
+    if wrong.is_empty() {
+        return Ok(Summary { arrivals: log.arrivals.len(), committed: world.committed.lock().unwrap().len() });
+    }
+    Err(format!("{}\n--- trace\n{}", wrong.join("\n"), log.trace.join("\n")))
+}
+
+/// What happened in a world that is all right.
+#[derive(Debug)]
+pub struct Summary {
+    pub arrivals: usize,
+    pub committed: usize,
+}
+
+async fn settle_down(world: &World) -> bool {
+    for _ in 0..6_000 {
+        let is_open = |state: State| matches!(state, State::Pending | State::Processing);
+        if !world.database.lock().rows.values().any(|row| is_open(row.state)) {
+            return true;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    false
+}
+
+fn judge(world: &World) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let tables = world.database.lock();
+    let log = world.log.lock().unwrap();
+    let replayed = world.replayed.lock().unwrap();
+    let mut count: HashMap<(Uuid, &str), u32> = HashMap::new();
+    for arrival in &log.arrivals {
+        *count.entry((arrival.id, arrival.destination)).or_default() += 1;
+    }
+    for row in tables.rows.values() {
+        let is_parent = row.topic == "both.x" && row.destination.is_none();
+        let expected = match (&row.destination, row.topic.as_str()) {
+            (Some(name), _) => name.as_str(),
+            (None, "b.x") => "south",
+            _ => "east",
+        };
+        let arrived = count.get(&(row.id, expected)).copied().unwrap_or(0);
+        match row.state {
+            State::Sent if is_parent => {
+                let children = tables.rows.values().filter(|child| child.parent_id == Some(row.id)).count();
+                if children != 2 {
+                    wrong.push(format!("parent {} has {children} children", short(row.id)));
+                }
+            }
+            State::Sent if arrived == 0 => wrong.push(format!("LOST: {} is sent but never arrived", short(row.id))),
+            State::Sent => {}
+            State::Dead => wrong.push(format!("{} is dead: {:?}", short(row.id), row.error)),
+            other => wrong.push(format!("{} is still {other:?}", short(row.id))),
+        }
+        if arrived > 1 && !world.plan.weather.allows_duplicates() && !replayed.contains(&row.id) {
+            wrong.push(format!("DUPLICATE: {} arrived {arrived} times without a cause", short(row.id)));
+        }
+    }
+    for arrival in &log.arrivals {
+        if world.rolled_back.lock().unwrap().contains(&arrival.id) {
+            wrong.push(format!("INVENTED: {} was rolled back and arrived", short(arrival.id)));
+        }
+    }
+    judge_order(&tables.rows.values().cloned().collect::<Vec<_>>(), &log.arrivals, &mut wrong);
+    for id in replayed.iter() {
+        if log.arrivals.iter().filter(|arrival| arrival.id == *id).count() < 2 {
+            wrong.push(format!("the replay of {} did nothing", short(*id)));
+        }
+    }
+    wrong.extend(log.overlaps.iter().cloned());
+    wrong
+}
+
+/// When a message of a key arrives at a destination, each earlier message of that key for it has arrived before.
+fn judge_order(rows: &[Row], arrivals: &[Arrival], wrong: &mut Vec<String>) {
+    let sequences: HashMap<Uuid, i64> = rows.iter().map(|row| (row.id, row.sequence)).collect();
+    let mut by_key: HashMap<(String, &str), Vec<&Arrival>> = HashMap::new();
+    for arrival in arrivals {
+        if let Some(key) = &arrival.key {
+            by_key.entry((key.clone(), arrival.destination)).or_default().push(arrival);
+        }
+    }
+    for ((key, destination), arrivals) in by_key {
+        let mut seen: HashSet<i64> = HashSet::new();
+        let mut all: Vec<i64> = arrivals.iter().map(|arrival| sequences.get(&arrival.id).copied().unwrap_or(0)).collect();
+        all.sort_unstable();
+        all.dedup();
+        for arrival in arrivals {
+            let sequence = sequences.get(&arrival.id).copied().unwrap_or(0);
+            let missing = all.iter().find(|earlier| **earlier < sequence && !seen.contains(*earlier));
+            if let Some(earlier) = missing {
+                wrong.push(format!(
+                    "ORDER: {}#{sequence} of key {key} arrived at {destination} before #{earlier} ({:?})",
+                    short(arrival.id),
+                    arrival.at
+                ));
+            }
+            seen.insert(sequence);
+        }
+    }
+}
