@@ -209,7 +209,7 @@ impl Flusher {
         let answers = tokio::select! {
             biased;
             answers = self.store(rows) => answers,
-            () = std::future::pending::<()>() => return,
+            () = self.nobody_waits(&mut replies) => return,
         };
         let mut answers = answers.into_iter();
         for (count, reply, _budget) in replies {
