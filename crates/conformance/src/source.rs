@@ -569,6 +569,7 @@ pub async fn a_removed_object_is_named_and_used_again<H: SourceHarness>() {
     let running = run(&harness).await;
     harness.publish(numbered(0..5)).await;
     running.intake.stores(5).await;
+    all_acknowledged(&harness).await;
     running.is_up().await;
     harness.remove_object().await;
     let name = harness.object_name();

@@ -46,7 +46,11 @@ const ANSWERS_MAX: Duration = Duration::from_secs(3);
 const SEEK_MAX: Duration = Duration::from_secs(2);
 
 /// Bound of a question whether the topics are there.
-const CHECK_MAX: Duration = Duration::from_secs(3);
+const CHECK_MAX: Duration = Duration::from_secs(5);
+
+/// While everything is well the topics are asked for this often: a removed topic, or a broker that hangs, does not show
+/// itself by an error.
+const CHECK_PAUSE: Duration = Duration::from_secs(10);
 
 const BACKOFF_MIN: Duration = Duration::from_secs(1);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
@@ -60,8 +64,17 @@ pub(super) enum Wake {
     Kafka,
     /// The intake answered.
     Answers { place: Place, assignment: u64, taken: Vec<bool> },
-    /// All topics are there, or what is missing.
-    Checked(Result<(), String>),
+    /// All topics are there, or what is wrong.
+    Checked(Result<(), Wrong>),
+}
+
+/// What a check found.
+#[derive(Debug)]
+pub(super) enum Wrong {
+    /// The topic does not exist.
+    Missing(String),
+    /// Anything else, for people.
+    Other(String),
 }
 
 /// Everything that outlives one consumer.
@@ -78,8 +91,8 @@ pub(super) struct Worker {
 /// Why a consumer ended.
 enum End {
     Stopped,
-    /// A secret was rotated: the next consumer begins at once.
-    Rotated,
+    /// The next consumer begins at once: a secret was rotated, or a topic is gone.
+    Again(String),
     Failed(String),
 }
 
@@ -102,7 +115,11 @@ impl Worker {
             let began = Instant::now();
             let why = match self.consume() {
                 End::Stopped => return,
-                End::Rotated => continue,
+                // Told when the old consumer is gone, with what it might still have committed.
+                End::Again(why) => {
+                    self.health.down(why);
+                    continue;
+                }
                 End::Failed(why) => why,
             };
             self.health.down(why);
@@ -213,8 +230,8 @@ impl<'w> Session<'w> {
                     Ok(Wake::Kafka) => {}
                     Ok(Wake::Answers { place, assignment, taken }) => self.answered(&place, assignment, &taken),
                     Ok(Wake::Checked(found)) => {
-                        if self.checked(found) {
-                            return End::Rotated;
+                        if let Some(why) = self.checked(found) {
+                            return End::Again(why);
                         }
                     }
                     Err(RecvTimeoutError::Timeout) => {}
@@ -231,13 +248,13 @@ impl<'w> Session<'w> {
     fn serve(&mut self) -> Option<End> {
         self.kicked.store(false, Ordering::Release);
         let consumer = self.consumer.clone();
-        // One empty answer may stand for an event that was consumed inside; two in a row mean that there is nothing.
-        let mut empty = 0;
-        while empty < 2 {
+        loop {
+            let calls = consumer.context().calls();
             let polled = consumer.poll(Duration::ZERO);
             self.apply_events();
             match polled {
-                None => empty += 1,
+                None if consumer.context().calls() == calls => return None,
+                None => {}
                 Some(Ok(record)) => self.keep_early(&record),
                 Some(Err(KafkaError::MessageConsumptionFatal(code))) => {
                     return Some(End::Failed(format!(
@@ -248,7 +265,6 @@ impl<'w> Session<'w> {
                 Some(Err(_complained_already)) => {}
             }
         }
-        None
     }
 
     fn apply_events(&mut self) {
@@ -428,11 +444,12 @@ impl<'w> Session<'w> {
         }
         self.problem = Some(text);
         self.check_pause = BACKOFF_MIN;
-        self.next_check.get_or_insert(Instant::now() + BACKOFF_MIN);
+        // `None` = a check is under way, whose answer sets the next time.
+        self.next_check = self.next_check.map(|due| due.min(Instant::now() + BACKOFF_MIN));
         self.tell_health();
     }
 
-    /// Asks whether the topics are there, on another thread, while something is wrong.
+    /// Asks whether the topics are there, on another thread.
     fn check_if_due(&mut self) {
         if self.next_check.is_none_or(|due| Instant::now() < due) {
             return;
@@ -449,43 +466,72 @@ impl<'w> Session<'w> {
         });
     }
 
-    /// Takes the answer of a check. True when the consumer must be made anew with other secrets.
-    fn checked(&mut self, found: Result<(), String>) -> bool {
-        match found {
-            Ok(()) => self.problem = None,
-            // The library's own words, where it has some, say more than a question without an answer.
-            Err(missing) => self.problem = Some(missing),
-        }
+    /// Takes the answer of a check. An answer when the consumer must be made anew: with other secrets, or because a topic is
+    /// gone whose partitions it still holds. Made again, such a topic begins at 0, and this consumer would go on where it was.
+    fn checked(&mut self, found: Result<(), Wrong>) -> Option<String> {
+        let (problem, gone) = match found {
+            Ok(()) => (None, false),
+            Err(Wrong::Missing(topic)) => {
+                let held = self.forget(&topic);
+                (Some(format!("topic {topic:?} does not exist")), held)
+            }
+            Err(Wrong::Other(reason)) => (Some(reason), false),
+        };
+        self.problem = problem;
         let well = self.joined && self.problem.is_none();
-        self.next_check = (!well).then(|| Instant::now() + self.check_pause);
-        self.check_pause = (self.check_pause * 2).min(BACKOFF_MAX / 3);
+        let rotated = || fingerprint(&self.worker.config.cluster).is_some_and(|now| now != self.fingerprint);
+        if gone || (!well && rotated()) {
+            return Some(self.down_text());
+        }
+        let pause = if well { CHECK_PAUSE } else { self.check_pause };
+        self.check_pause = if well { BACKOFF_MIN } else { (self.check_pause * 2).min(CHECK_PAUSE) };
+        self.next_check = Some(Instant::now() + pause);
         self.tell_health();
-        !well && fingerprint(&self.worker.config.cluster).is_some_and(|now| now != self.fingerprint)
+        None
+    }
+
+    /// Takes back what is stored and not committed of a topic that is gone: the library would commit it to the next topic of
+    /// that name. True when there are partitions of it.
+    fn forget(&self, topic: &str) -> bool {
+        let mut nothing = TopicPartitionList::new();
+        for (_, partition) in self.partitions.keys().filter(|(held, _)| held == topic) {
+            let _ = nothing.add_partition_offset(topic, *partition, Offset::Invalid);
+        }
+        let held = nothing.count() > 0;
+        if held && let Err(error) = self.consumer.store_offsets(&nothing) {
+            tracing::debug!(topic, %error, "offsets of the topic that is gone not taken back");
+        }
+        held
     }
 
     fn tell_health(&self) {
-        let config = &self.worker.config;
-        match &self.problem {
-            None if self.joined => self.worker.health.up(&config.group_id),
-            problem => self.worker.health.down(format!(
-                "consumer group {:?} on {} does not receive from {}: {}",
-                config.group_id,
-                config.cluster.bootstrap_servers,
-                topics_text(&config.topics),
-                problem.as_deref().unwrap_or("it has not joined the group yet")
-            )),
+        if self.joined && self.problem.is_none() {
+            self.worker.health.up(&self.worker.config.group_id);
+        } else {
+            self.worker.health.down(self.down_text());
         }
+    }
+
+    fn down_text(&self) -> String {
+        let config = &self.worker.config;
+        format!(
+            "consumer group {:?} on {} does not receive from {}: {}",
+            config.group_id,
+            config.cluster.bootstrap_servers,
+            topics_text(&config.topics),
+            self.problem.as_deref().unwrap_or("it has not joined the group yet")
+        )
     }
 }
 
-fn check_topic(consumer: &BaseConsumer<Group>, topic: &str) -> Result<(), String> {
-    let metadata = consumer.fetch_metadata(Some(topic), CHECK_MAX).map_err(|error| reason_of(&error))?;
+fn check_topic(consumer: &BaseConsumer<Group>, topic: &str) -> Result<(), Wrong> {
+    let metadata = consumer.fetch_metadata(Some(topic), CHECK_MAX).map_err(|error| Wrong::Other(reason_of(&error)))?;
     match metadata.topics().first().and_then(|found| found.error()).map(RDKafkaErrorCode::from) {
         None => Ok(()),
         Some(RDKafkaErrorCode::UnknownTopic | RDKafkaErrorCode::UnknownTopicOrPartition) => {
-            Err(format!("topic {topic:?} does not exist"))
+            Err(Wrong::Missing(topic.to_owned()))
         }
-        Some(code) => Err(format!("topic {topic:?}: {code}")),
+        Some(code) => Err(Wrong::Other(format!("topic {topic:?}: {code}"))),
     }
 }
 
@@ -543,6 +589,8 @@ fn consumer_properties(native: &mut rdkafka::ClientConfig, config: &SourceConfig
         ("session.timeout.ms", "15000"),
         // New topics and partitions are noticed within so long.
         ("topic.metadata.refresh.interval.ms", "10000"),
+        // How long a topic may be unknown before it counts as gone.
+        ("topic.metadata.propagation.max.ms", "5000"),
         ("allow.auto.create.topics", "false"),
         // Prefetch per partition: two fetches; the default of 64 MiB each would be all the memory there is.
         ("queued.min.messages", "5000"),

@@ -3,7 +3,10 @@
 
 use std::{
     mem,
-    sync::{Mutex, PoisonError},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -37,11 +40,13 @@ pub(super) enum Event {
 pub(super) struct Group {
     reset: OffsetReset,
     events: Mutex<Vec<Event>>,
+    /// Counts everything that was called back.
+    calls: AtomicU64,
 }
 
 impl Group {
     pub(super) fn new(reset: OffsetReset) -> Self {
-        Self { reset, events: Mutex::default() }
+        Self { reset, events: Mutex::default(), calls: AtomicU64::new(0) }
     }
 
     /// What happened since the last call, in order.
@@ -49,13 +54,24 @@ impl Group {
         mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Grows whenever a poll consumed something that is no record, which its answer does not tell from "nothing there".
+    pub(super) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    fn called(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn push(&self, event: Event) {
+        self.called();
         self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
     }
 }
 
 impl ClientContext for Group {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
+        self.called();
         log(level, facility, text);
     }
 
@@ -82,8 +98,14 @@ impl ConsumerContext for Group {
     }
 
     fn commit_callback(&self, result: KafkaResult<()>, _offsets: &TopicPartitionList) {
+        self.called();
         match result.as_ref().map_err(KafkaError::rdkafka_error_code) {
             Ok(()) | Err(Some(RDKafkaErrorCode::NoOffset)) => {}
+            Err(Some(
+                code @ (RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::GroupAuthorizationFailed),
+            )) => {
+                self.push(Event::Complaint(code, format!("offsets cannot be committed: {code}")));
+            }
             // The library commits what is stored again after its interval, and the next owner repeats at most that much.
             Err(code) => tracing::debug!(?code, "Kafka offsets are not committed yet"),
         }

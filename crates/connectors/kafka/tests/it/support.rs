@@ -1,0 +1,465 @@
+//! One Kafka for all tests of this binary, a way past it and a way through a proxy, and a client that shows what it holds.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use queuebox_conformance::destination::Arrived;
+use queuebox_core::{
+    Uuid,
+    template::{Address, Template, Vocabulary},
+};
+use queuebox_kafka::{Cluster, DestinationConfig, OffsetReset, Sasl, Secret, SecurityProtocol, SourceConfig};
+use queuebox_testkit::{Kafka, Proxy, ProxyMode, free_port, private_kafka, unique};
+use rdkafka::{
+    ClientConfig, Offset, TopicPartitionList,
+    admin::{AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication},
+    client::DefaultClientContext,
+    consumer::{BaseConsumer, Consumer},
+    message::{Header, Headers, Message, OwnedHeaders},
+    producer::{FutureProducer, FutureRecord},
+};
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
+
+/// A password with everything that URLs, shells and property files trip over (case D39).
+pub const PASSWORD: &str = "p@s:s/w%o#r?d&[é]'\"\\;=%41";
+
+/// User of [`PASSWORD`].
+pub const USER: &str = "app";
+
+/// Proxies in front of the broker: so many tests may disturb their connections at a time.
+const PROXIES: usize = 3;
+
+/// The broker of this test binary.
+pub struct World {
+    /// Its process; only tests that have it to themselves stop it.
+    pub kafka: Kafka,
+    sasl_port: u16,
+    proxies: Mutex<Vec<Arc<Proxy>>>,
+    free: Arc<Semaphore>,
+    /// Runs the proxies, which outlive the runtime of a single test.
+    _runtime: tokio::runtime::Runtime,
+}
+
+/// The broker, started by the first test that needs it.
+pub async fn world() -> &'static World {
+    static WORLD: OnceCell<World> = OnceCell::const_new();
+    // `RUST_LOG=queuebox_kafka=debug,librdkafka=debug` shows what happened in a test that fails.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_test_writer()
+        .try_init();
+    WORLD.get_or_init(World::start).await
+}
+
+/// A broker with listeners of its own for logins and for each proxy. Kafka tells its clients where to connect, so that what
+/// stands in front of it must be known when it starts.
+pub async fn start_broker(proxied: &[u16], sasl_port: u16) -> Kafka {
+    let kafka = private_kafka().await;
+    let folder = kafka.log().parent().expect("the log's folder").to_path_buf();
+    let file = folder.join("server.properties");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(&format!("{name}="))).unwrap().to_owned();
+    let (mut listeners, mut advertised, mut map) =
+        (line("listeners"), line("advertised.listeners"), line("listener.security.protocol.map"));
+    for (n, port) in proxied.iter().enumerate() {
+        listeners += &format!(",PROXY{n}://127.0.0.1:{}", free_port());
+        advertised += &format!(",PROXY{n}://127.0.0.1:{port}");
+        map += &format!(",PROXY{n}:PLAINTEXT");
+    }
+    listeners += &format!(",SASL://127.0.0.1:{sasl_port}");
+    advertised += &format!(",SASL://127.0.0.1:{sasl_port}");
+    map += ",SASL:SASL_PLAINTEXT";
+    let password = escaped(PASSWORD);
+    let more = format!(
+        "\nlisteners={listeners}\nadvertised.listeners={advertised}\nlistener.security.protocol.map={map}\n\
+         inter.broker.listener.name=PLAINTEXT\nlistener.name.sasl.sasl.enabled.mechanisms=PLAIN\n\
+         listener.name.sasl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
+         user_{USER}=\"{password}\";\n"
+    );
+    std::fs::write(&file, text + &more).unwrap();
+    kafka.stop().await;
+    kafka.start().await;
+    kafka
+}
+
+/// The target port of a proxy: the listener whose clients are told `proxied`.
+pub fn listener_behind(kafka: &Kafka, n: usize) -> u16 {
+    let folder = kafka.log().parent().expect("the log's folder").to_path_buf();
+    let text = std::fs::read_to_string(folder.join("server.properties")).unwrap();
+    let listeners = text.lines().filter_map(|line| line.strip_prefix("listeners=")).next_back().unwrap();
+    let start = format!("PROXY{n}://127.0.0.1:");
+    listeners.split(',').find_map(|listener| listener.strip_prefix(&start)).unwrap().parse().unwrap()
+}
+
+/// For a quoted word of JAAS inside a file of properties: both have escapes, and the file is Latin-1.
+fn escaped(password: &str) -> String {
+    let quoted = password.replace('\\', "\\\\").replace('"', "\\\"");
+    quoted
+        .chars()
+        .map(|c| match c {
+            '\\' => "\\\\".to_owned(),
+            c if c.is_ascii() => c.to_string(),
+            c => format!("\\u{:04x}", u32::from(c)),
+        })
+        .collect()
+}
+
+impl World {
+    async fn start() -> Self {
+        let ports: Vec<u16> = (0..PROXIES).map(|_| free_port()).collect();
+        let sasl_port = free_port();
+        let kafka = start_broker(&ports, sasl_port).await;
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let mut proxies = Vec::new();
+        for (n, port) in ports.into_iter().enumerate() {
+            let target = listener_behind(&kafka, n);
+            let proxy = runtime.spawn(async move { Proxy::on(port, target).await }).await.unwrap();
+            proxies.push(Arc::new(proxy));
+        }
+        Self {
+            kafka,
+            sasl_port,
+            proxies: Mutex::new(proxies),
+            free: Arc::new(Semaphore::new(PROXIES)),
+            _runtime: runtime,
+        }
+    }
+
+    /// A client past every proxy.
+    pub fn direct(&self) -> Direct {
+        Direct { bootstrap: self.kafka.bootstrap() }
+    }
+
+    /// The cluster past every proxy.
+    pub fn cluster(&self) -> Cluster {
+        Cluster { bootstrap_servers: self.kafka.bootstrap(), ..Cluster::default() }
+    }
+
+    /// The cluster with a login.
+    pub fn sasl_cluster(&self, password: &str) -> Cluster {
+        Cluster {
+            bootstrap_servers: format!("127.0.0.1:{}", self.sasl_port),
+            security_protocol: SecurityProtocol::SaslPlaintext,
+            sasl: Some(Sasl { mechanism: "PLAIN".into(), username: USER.into(), password: Secret::fixed(password) }),
+            ..Cluster::default()
+        }
+    }
+
+    /// A proxy for this test alone.
+    pub async fn proxy(&'static self) -> Borrowed {
+        let permit = self.free.clone().acquire_owned().await.unwrap();
+        let proxy = self.proxies.lock().unwrap().pop().unwrap();
+        proxy.set(ProxyMode::Pass);
+        Borrowed { proxy, world: self, _permit: permit }
+    }
+}
+
+/// A proxy that goes back when it is dropped.
+pub struct Borrowed {
+    proxy: Arc<Proxy>,
+    world: &'static World,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Borrowed {
+    /// The cluster through this proxy.
+    pub fn cluster(&self) -> Cluster {
+        Cluster { bootstrap_servers: format!("127.0.0.1:{}", self.proxy.port()), ..Cluster::default() }
+    }
+}
+
+impl std::ops::Deref for Borrowed {
+    type Target = Proxy;
+
+    fn deref(&self) -> &Proxy {
+        &self.proxy
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        self.proxy.set(ProxyMode::Pass);
+        self.proxy.cut();
+        self.world.proxies.lock().unwrap().push(self.proxy.clone());
+    }
+}
+
+/// A client that looks at the broker and fills it.
+#[derive(Clone)]
+pub struct Direct {
+    bootstrap: String,
+}
+
+impl Direct {
+    /// A client of this broker.
+    pub fn to(bootstrap: String) -> Self {
+        Self { bootstrap }
+    }
+
+    fn config(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.bootstrap).set("topic.metadata.refresh.interval.ms", "1000");
+        config
+    }
+
+    fn admin(&self) -> AdminClient<DefaultClientContext> {
+        self.config().create().unwrap()
+    }
+
+    /// Makes a topic with a name of its own and waits until it is known.
+    pub async fn new_topic(&self, partitions: i32, settings: &[(&str, &str)]) -> String {
+        let name = unique("qb-");
+        self.make_topic(&name, partitions, settings).await;
+        name
+    }
+
+    /// Makes a topic and waits until it is known.
+    pub async fn make_topic(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) {
+        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        for (name, value) in settings {
+            topic = topic.set(name, value);
+        }
+        let made = self.admin().create_topics(&[topic], &AdminOptions::new()).await.unwrap();
+        made.into_iter().for_each(|result| drop(result.unwrap()));
+        self.wait_for_topic(name, partitions).await;
+    }
+
+    async fn wait_for_topic(&self, name: &str, partitions: i32) {
+        let (client, name) = (self.clone(), name.to_owned());
+        queuebox_testkit::eventually("the topic is known", Duration::from_secs(20), || {
+            let (client, name) = (client.clone(), name.clone());
+            async move { (client.partitions(&name).await == partitions).then_some(()) }
+        })
+        .await;
+    }
+
+    async fn partitions(&self, topic: &str) -> i32 {
+        let (client, topic) = (self.clone(), topic.to_owned());
+        blocking(move || {
+            let consumer: BaseConsumer = client.config().create().unwrap();
+            let metadata = consumer.fetch_metadata(Some(&topic), Duration::from_secs(10)).unwrap();
+            let found = metadata.topics()[0].partitions();
+            let led = found.iter().filter(|partition| partition.leader() >= 0).count();
+            i32::try_from(led).unwrap()
+        })
+        .await
+    }
+
+    /// More partitions for a topic.
+    pub async fn add_partitions(&self, topic: &str, total: usize) {
+        self.admin().create_partitions(&[NewPartitions::new(topic, total)], &AdminOptions::new()).await.unwrap();
+        self.wait_for_topic(topic, i32::try_from(total).unwrap()).await;
+    }
+
+    /// Removes a topic.
+    pub async fn remove_topic(&self, topic: &str) {
+        self.admin().delete_topics(&[topic], &AdminOptions::new()).await.unwrap();
+        let (client, name) = (self.clone(), topic.to_owned());
+        queuebox_testkit::eventually("the topic is gone", Duration::from_secs(20), || {
+            let (client, name) = (client.clone(), name.clone());
+            async move { (client.partitions(&name).await == 0).then_some(()) }
+        })
+        .await;
+    }
+
+    /// Changes one setting of a topic.
+    pub async fn set(&self, topic: &str, name: &str, value: &str) {
+        let alter = AlterConfig::new(ResourceSpecifier::Topic(topic)).set(name, value);
+        self.admin().alter_configs(&[alter], &AdminOptions::new()).await.unwrap();
+    }
+
+    /// Produces records in order; all are acknowledged when it returns.
+    pub async fn produce(&self, topic: &str, records: Vec<Record>) {
+        let producer: FutureProducer = self.config().set("linger.ms", "1").create().unwrap();
+        let sent: Vec<_> = records
+            .iter()
+            .map(|record| {
+                let headers = record.headers.iter().fold(OwnedHeaders::new(), |headers, (name, value)| {
+                    headers.insert(Header { key: name, value: Some(value.as_slice()) })
+                });
+                let mut out = FutureRecord::<str, [u8]>::to(topic).headers(headers);
+                if let Some(body) = &record.body {
+                    out = out.payload(body.as_slice());
+                }
+                if let Some(partition) = record.partition {
+                    out = out.partition(partition);
+                }
+                if let Some(key) = &record.key {
+                    out = out.key(key.as_str());
+                }
+                producer.send_result(out).map_err(|(error, _)| error).unwrap()
+            })
+            .collect();
+        for outcome in sent {
+            outcome.await.unwrap().map_err(|(error, _)| error).unwrap();
+        }
+    }
+
+    /// Everything that a topic holds, by partition and offset.
+    pub async fn read(&self, topic: &str) -> Vec<Stored> {
+        let (client, topic) = (self.clone(), topic.to_owned());
+        blocking(move || {
+            let consumer: BaseConsumer =
+                client.config().set("group.id", "reader").set("enable.auto.commit", "false").create().unwrap();
+            let metadata = consumer.fetch_metadata(Some(&topic), Duration::from_secs(10)).unwrap();
+            let mut stored = Vec::new();
+            for partition in metadata.topics()[0].partitions() {
+                let (low, high) = consumer.fetch_watermarks(&topic, partition.id(), Duration::from_secs(10)).unwrap();
+                let mut from = TopicPartitionList::new();
+                from.add_partition_offset(&topic, partition.id(), Offset::Offset(low)).unwrap();
+                consumer.assign(&from).unwrap();
+                let mut next = low;
+                while next < high {
+                    let Some(record) = consumer.poll(Duration::from_secs(10)) else { panic!("records are missing") };
+                    let record = record.unwrap();
+                    next = record.offset() + 1;
+                    stored.push(Stored::of(&record));
+                }
+            }
+            stored
+        })
+        .await
+    }
+
+    /// What a group has committed, by partition; `None` = nothing.
+    pub async fn committed(&self, group: &str, topic: &str) -> Vec<Option<i64>> {
+        let (client, group, topic) = (self.clone(), group.to_owned(), topic.to_owned());
+        blocking(move || {
+            let consumer: BaseConsumer = client.config().set("group.id", &group).create().unwrap();
+            let metadata = consumer.fetch_metadata(Some(&topic), Duration::from_secs(10)).unwrap();
+            let mut asked = TopicPartitionList::new();
+            for partition in metadata.topics()[0].partitions() {
+                asked.add_partition(&topic, partition.id());
+            }
+            let found = consumer.committed_offsets(asked, Duration::from_secs(10)).unwrap();
+            let offset = |offset| if let Offset::Offset(offset) = offset { Some(offset) } else { None };
+            found.elements().iter().map(|element| offset(element.offset())).collect()
+        })
+        .await
+    }
+
+    /// Records that a group has not committed.
+    pub async fn lag(&self, group: &str, topic: &str) -> u64 {
+        let committed = self.committed(group, topic).await;
+        let (client, topic) = (self.clone(), topic.to_owned());
+        blocking(move || {
+            let consumer: BaseConsumer = client.config().create().unwrap();
+            let lag = committed.iter().enumerate().map(|(partition, committed)| {
+                let partition = i32::try_from(partition).unwrap();
+                let (low, high) = consumer.fetch_watermarks(&topic, partition, Duration::from_secs(10)).unwrap();
+                high - committed.unwrap_or(low)
+            });
+            u64::try_from(lag.sum::<i64>()).unwrap()
+        })
+        .await
+    }
+
+    /// Members of a group that hold partitions or wait for some.
+    pub async fn members(&self, group: &str) -> usize {
+        let (client, group) = (self.clone(), group.to_owned());
+        blocking(move || {
+            let consumer: BaseConsumer = client.config().create().unwrap();
+            let groups = consumer.fetch_group_list(Some(&group), Duration::from_secs(10)).unwrap();
+            groups.groups().iter().map(|group| group.members().len()).sum()
+        })
+        .await
+    }
+}
+
+/// A record to produce.
+#[derive(Clone, Default)]
+pub struct Record {
+    pub partition: Option<i32>,
+    pub key: Option<String>,
+    /// `None` = a tombstone.
+    pub body: Option<Vec<u8>>,
+    pub headers: Vec<(String, Vec<u8>)>,
+}
+
+/// Records `{"id":"<name>-<n>"}` for a partition.
+pub fn numbered(partition: i32, range: std::ops::Range<usize>) -> Vec<Record> {
+    range.map(|n| Record { partition: Some(partition), body: Some(body(partition, n)), ..Record::default() }).collect()
+}
+
+/// The body of record `n` of a partition.
+pub fn body(partition: i32, n: usize) -> Vec<u8> {
+    format!(r#"{{"id":"{partition}-{n}"}}"#).into_bytes()
+}
+
+/// A record as the broker has it.
+#[derive(Debug, Clone)]
+pub struct Stored {
+    pub partition: i32,
+    pub key: Option<String>,
+    pub body: Vec<u8>,
+    /// In order, names as sent.
+    pub headers: Vec<(String, String)>,
+}
+
+impl Stored {
+    fn of(record: &impl Message) -> Self {
+        let headers = record.headers().map_or_else(Vec::new, |headers| {
+            headers
+                .iter()
+                .map(|header| {
+                    (header.key.to_owned(), String::from_utf8_lossy(header.value.unwrap_or_default()).into_owned())
+                })
+                .collect()
+        });
+        Self {
+            partition: record.partition(),
+            key: record.key().map(|key| String::from_utf8_lossy(key).into_owned()),
+            body: record.payload().unwrap_or_default().to_vec(),
+            headers,
+        }
+    }
+
+    /// The message id.
+    pub fn id(&self) -> Option<Uuid> {
+        self.header("x-message-id")?.parse().ok()
+    }
+
+    /// A header's last value.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().rev().find(|(given, _)| given.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+
+    /// As the suite wants it.
+    pub fn arrived(self) -> Arrived {
+        let headers: HashMap<String, String> =
+            self.headers.iter().map(|(name, value)| (name.to_ascii_lowercase(), value.clone())).collect();
+        Arrived { id: self.id(), key: self.key, body: self.body, headers }
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.unwrap()
+}
+
+/// A destination on `topic` (a template) with a time-out.
+pub fn destination(cluster: Cluster, topic: &str, timeout: Duration) -> DestinationConfig {
+    DestinationConfig {
+        cluster,
+        topic: Address::Template(Template::parse(topic, Vocabulary::Address).unwrap()),
+        key: Template::parse("{{ key }}", Vocabulary::RecordKey).unwrap(),
+        headers: Vec::new(),
+        timeout,
+    }
+}
+
+/// A source of `group` on `topics`.
+pub fn source(mut cluster: Cluster, group: &str, topics: &[&str], max_poll_records: u32) -> SourceConfig {
+    if let Ok(debug) = std::env::var("KDEBUG") {
+        cluster.properties.push(("debug".into(), debug));
+    }
+    SourceConfig {
+        cluster,
+        group_id: group.to_owned(),
+        topics: topics.iter().map(ToString::to_string).collect(),
+        auto_offset_reset: OffsetReset::Earliest,
+        max_poll_records,
+    }
+}
