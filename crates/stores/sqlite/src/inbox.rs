@@ -27,19 +27,22 @@ const NEW_ONES: &str = " ON CONFLICT DO NOTHING RETURNING {i.id}";
 const CHUNKS: [usize; 3] = [64, 8, 1];
 
 /// What stands under the key, by the column's own idea of equality.
-const STORED: &str = "
+pub(crate) const STORED: &str = "
 SELECT {i.source}, {i.idempotency_key} FROM {inbox} WHERE {i.source} = ?1 AND {i.idempotency_key} = ?2";
 
-const WAITING: &str = "
+/// Without stored statistics SQLite takes "state = …" for the narrowest condition and sorts all that is pending (measured by
+/// its plan), so the index is named where it is there.
+pub(crate) const WAITING: &str = "
 SELECT {i.id}, {i.source}, {i.idempotency_key}, {i.aggregate_id}, {i.event_type}, {i.topic}, {i.headers}, {i.correlation_id},
        {i.crashes}
   FROM {inbox}
+       INDEXED BY idx_inbox_push_pending --if push_index
  WHERE {i.consumption} = 'push' AND {i.state} = 'pending' AND {i.scheduled_at} <= ?1
    AND {i.id} NOT IN (SELECT value FROM json_each(?2))
  ORDER BY {i.scheduled_at}, {i.created_at}, {i.id} LIMIT ?3";
 
 /// `?1` is an array of `[inbox id, outbox id, topic, headers]`. `row_no`, and with it `sequence`, follows its order.
-const FORWARD: &str = "
+pub(crate) const FORWARD: &str = "
 INSERT INTO {outbox} ({o.id}, {o.topic}, {o.key}, {o.payload}, {o.headers}, {o.max_attempts}, {o.trace_parent},
                       {o.scheduled_at}, {o.created_at}, {o.updated_at})
 SELECT j.value ->> 1, j.value ->> 2, i.{i.aggregate_id}, i.{i.payload}, j.value ->> 3, ?3, i.{i.trace_parent}, ?2, ?2, ?2
@@ -47,7 +50,7 @@ SELECT j.value ->> 1, j.value ->> 2, i.{i.aggregate_id}, i.{i.payload}, j.value 
  WHERE i.{i.consumption} = 'push' AND i.{i.state} = 'pending' AND i.{i.scheduled_at} <= ?2
  ORDER BY j.key";
 
-const FORWARDED: &str = "
+pub(crate) const FORWARDED: &str = "
 UPDATE {inbox} SET {i.state} = 'processed', {i.processed_at} = ?2, {i.crashes} = 0,
        {i.claimed_at} = NULL, {i.claim_token} = NULL, {i.lease_expires_at} = NULL
  WHERE rowid IN (
@@ -65,7 +68,7 @@ UPDATE {inbox} SET {i.crashes} = {i.crashes} + 1, {i.scheduled_at} = ?2
 
 /// The oldest pending rows, up to the bound, by source: exact below the bound; behind a larger backlog a source whose rows
 /// are all younger is not seen. Counting each source by itself would read the whole backlog.
-const BACKLOG: &str = "
+pub(crate) const BACKLOG: &str = "
 SELECT source, consumption, SUM(state = 'pending'), SUM(state = 'dead'), MIN(CASE WHEN state = 'pending' THEN at END)
   FROM (SELECT * FROM (SELECT {i.source} AS source, {i.consumption} AS consumption, {i.state} AS state, {i.created_at} AS at
           FROM {inbox} WHERE {i.state} = 'pending' ORDER BY {i.created_at} LIMIT ?1)
@@ -74,8 +77,11 @@ SELECT source, consumption, SUM(state = 'pending'), SUM(state = 'dead'), MIN(CAS
           FROM {inbox} WHERE {i.state} = 'dead' ORDER BY {i.created_at} DESC LIMIT ?1))
  GROUP BY source, consumption ORDER BY source, consumption";
 
-const NEXT_DUE: &str = "
-SELECT MIN({i.scheduled_at}) FROM {inbox} WHERE {i.consumption} = 'push' AND {i.state} = 'pending'";
+pub(crate) const NEXT_DUE: &str = "
+SELECT MIN({i.scheduled_at})
+  FROM {inbox}
+       INDEXED BY idx_inbox_push_pending --if push_index
+ WHERE {i.consumption} = 'push' AND {i.state} = 'pending'";
 
 /// A message with its receipt.
 #[derive(Clone, Copy)]

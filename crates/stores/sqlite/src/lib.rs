@@ -18,6 +18,8 @@ mod inbox;
 mod lanes;
 mod ledger;
 mod outbox;
+#[cfg(test)]
+mod plans;
 mod read;
 mod schema;
 mod session;
@@ -93,9 +95,17 @@ struct Inner {
     waiting: AtomicU32,
     /// Receipt of the last admitted row, so that batches within one millisecond of SQLite's clock stay in order.
     last_receipt_us: AtomicI64,
-    /// Templates by address, rendered with our names.
-    statements: RwLock<HashMap<(usize, usize), Arc<str>>>,
+    statements: RwLock<Statements>,
     wake: wake::Wake,
+}
+
+/// Templates rendered with our names.
+#[derive(Default)]
+struct Statements {
+    /// What the check found in the file: names of `--if` lines.
+    features: Vec<&'static str>,
+    /// By address of the template.
+    rendered: HashMap<(usize, usize), Arc<str>>,
 }
 
 /// Opens the file. Fails where it cannot be opened or is no database; tables are looked at by `migrate` and `check`.
@@ -152,14 +162,22 @@ impl SqliteStore {
     /// A template of this crate with our names in it. Rendered once.
     fn sql(&self, template: &'static str) -> sqlx::AssertSqlSafe<Arc<str>> {
         let address = (template.as_ptr() as usize, template.len());
-        if let Some(text) = self.inner.statements.read().ok().and_then(|known| known.get(&address).cloned()) {
+        if let Some(text) = self.inner.statements.read().ok().and_then(|known| known.rendered.get(&address).cloned()) {
             return queuebox_sql::statement(text);
         }
-        let text: Arc<str> = self.names().render(template, &[]).into();
-        if let Ok(mut known) = self.inner.statements.write() {
-            known.insert(address, text.clone());
-        }
+        let Ok(mut known) = self.inner.statements.write() else {
+            return queuebox_sql::statement(self.names().render(template, &[]));
+        };
+        let text: Arc<str> = self.names().render(template, &known.features).into();
+        known.rendered.insert(address, text.clone());
         queuebox_sql::statement(text)
+    }
+
+    /// Sets what the file has; statements are rendered anew.
+    fn set_features(&self, features: Vec<&'static str>) {
+        if let Ok(mut known) = self.inner.statements.write() {
+            *known = Statements { features, rendered: HashMap::new() };
+        }
     }
 
     /// Text made at run time from parts of this crate, with our names in it.

@@ -37,7 +37,7 @@ macro_rules! unclaimed {
     };
 }
 
-const SENT: &str = concat!(
+pub(crate) const SENT: &str = concat!(
     "UPDATE {outbox} SET {o.state} = 'sent', {o.crashes} = 0, ",
     unclaimed!(),
     " WHERE rowid IN (SELECT r.rowid FROM ",
@@ -45,19 +45,19 @@ const SENT: &str = concat!(
     ") RETURNING {o.id}"
 );
 
-const SENT_AND_DELETED: &str = concat!(
+pub(crate) const SENT_AND_DELETED: &str = concat!(
     "DELETE FROM {outbox} WHERE rowid IN (SELECT r.rowid FROM ",
     as_read!(),
     ") RETURNING {o.id}, {o.parent_id}"
 );
 
 /// With `onSent: Delete` the parent goes with its last child. A dead child keeps it: its id stands for its children.
-const CHILDLESS: &str = "
+pub(crate) const CHILDLESS: &str = "
 DELETE FROM {outbox} AS p
  WHERE p.{o.id} IN (SELECT value FROM json_each(?1)) AND p.{o.state} = 'sent'
    AND NOT EXISTS (SELECT 1 FROM {outbox} AS c WHERE c.{o.parent_id} = p.{o.id})";
 
-const RELEASE: &str = concat!(
+pub(crate) const RELEASE: &str = concat!(
     "UPDATE {outbox} SET {o.state} = 'pending', ",
     unclaimed!(),
     " WHERE rowid IN (SELECT r.rowid FROM ",
@@ -65,27 +65,28 @@ const RELEASE: &str = concat!(
     ") RETURNING {o.id}"
 );
 
-/// Further elements of the array: `scheduled_at`, `last_error`.
-const RETRY: &str = concat!(
-    "UPDATE {outbox} AS o SET {o.state} = 'pending', {o.attempt} = o.{o.attempt} + 1, {o.crashes} = 0,
+/// Further elements of the array: `scheduled_at`, `last_error`. MATERIALIZED, since SQLite otherwise pulls the search into the
+/// update and, bound by its CROSS JOIN, begins with a scan of the whole outbox (measured by its plan).
+pub(crate) const RETRY: &str = concat!(
+    "WITH w AS MATERIALIZED (SELECT r.rowid AS row, j.value ->> 4 AS at, j.value ->> 5 AS error FROM ",
+    as_read!(),
+    ") UPDATE {outbox} AS o SET {o.state} = 'pending', {o.attempt} = o.{o.attempt} + 1, {o.crashes} = 0,
        {o.scheduled_at} = w.at, {o.last_error} = w.error, ",
     unclaimed!(),
-    " FROM (SELECT r.rowid AS row, j.value ->> 4 AS at, j.value ->> 5 AS error FROM ",
-    as_read!(),
-    ") AS w WHERE o.rowid = w.row RETURNING {o.id}"
+    " FROM w WHERE o.rowid = w.row RETURNING {o.id}"
 );
 
 /// Further elements of the array: what to add to `attempt`, `last_error`.
-const DEAD: &str = concat!(
-    "UPDATE {outbox} AS o SET {o.state} = 'dead', {o.attempt} = o.{o.attempt} + w.counted, {o.crashes} = 0,
+pub(crate) const DEAD: &str = concat!(
+    "WITH w AS MATERIALIZED (SELECT r.rowid AS row, j.value ->> 4 AS counted, j.value ->> 5 AS error FROM ",
+    as_read!(),
+    ") UPDATE {outbox} AS o SET {o.state} = 'dead', {o.attempt} = o.{o.attempt} + w.counted, {o.crashes} = 0,
        {o.last_error} = w.error, ",
     unclaimed!(),
-    " FROM (SELECT r.rowid AS row, j.value ->> 4 AS counted, j.value ->> 5 AS error FROM ",
-    as_read!(),
-    ") AS w WHERE o.rowid = w.row RETURNING {o.id}"
+    " FROM w WHERE o.rowid = w.row RETURNING {o.id}"
 );
 
-const MARK: &str = concat!(
+pub(crate) const MARK: &str = concat!(
     "UPDATE {outbox} SET {o.state} = 'processing', {o.claim_token} = ?2, {o.claimed_at} = ?3, {o.updated_at} = ?3,
        {o.lease_expires_at} = ?4
      WHERE rowid IN (SELECT r.rowid FROM ",
@@ -100,9 +101,9 @@ macro_rules! abandoned {
     };
 }
 
-const ANY_ABANDONED: &str = concat!("SELECT EXISTS (", abandoned!(), ")");
+pub(crate) const ANY_ABANDONED: &str = concat!("SELECT EXISTS (", abandoned!(), ")");
 
-const RECOVER: &str = concat!(
+pub(crate) const RECOVER: &str = concat!(
     "UPDATE {outbox} SET {o.crashes} = {o.crashes} + 1,
        {o.state} = CASE WHEN {o.crashes} + 1 >= ?2 THEN 'dead' ELSE 'pending' END,
        {o.last_error} = CASE WHEN {o.crashes} + 1 >= ?2
@@ -116,7 +117,7 @@ const RECOVER: &str = concat!(
 );
 
 /// The fifth element of the array holds the children, `[id, destination]` each. `sequence` follows from `parent_sequence`.
-const CHILDREN: &str = concat!(
+pub(crate) const CHILDREN: &str = concat!(
     "INSERT INTO {outbox} ({o.id}, {o.topic}, {o.key}, {o.payload}, {o.headers}, {o.aggregate_type}, {o.max_attempts},
        {o.scheduled_at}, {o.created_at}, {o.updated_at}, {o.trace_parent}, {o.destination}, {o.parent_id}, parent_sequence)
      SELECT c.value ->> 0, p.{o.topic}, p.{o.key}, p.{o.payload}, p.{o.headers}, p.{o.aggregate_type}, p.{o.max_attempts},
@@ -129,16 +130,16 @@ const CHILDREN: &str = concat!(
 
 /// The oldest pending rows by `sequence`, up to the bound: their number, the age of the oldest, and the longest due among them.
 /// A minimum over all pending rows would read the whole backlog, since no index knows `created_at`.
-const PENDING: &str = "
+pub(crate) const PENDING: &str = "
 SELECT COUNT(*), MIN(at), MIN(CASE WHEN due <= ?2 THEN due END)
   FROM (SELECT {o.created_at} AS at, {o.scheduled_at} AS due FROM {outbox}
          WHERE {o.state} = 'pending' ORDER BY {o.sequence} LIMIT ?1)";
 
-const LONGEST_DUE_LATER: &str = "
+pub(crate) const LONGEST_DUE_LATER: &str = "
 SELECT MIN({o.scheduled_at}) FROM {outbox}
  WHERE {o.state} = 'pending' AND {o.scheduled_at} > {o.created_at} AND {o.scheduled_at} <= ?1";
 
-const DEAD_ROWS: &str = "
+pub(crate) const DEAD_ROWS: &str = "
 SELECT COUNT(*) FROM (SELECT 1 FROM {outbox} WHERE {o.state} = 'dead' LIMIT ?1)";
 
 /// `[id, attempt, scheduled_at, marked]`, and what else the statement needs.

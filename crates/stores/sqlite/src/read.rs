@@ -74,9 +74,9 @@ macro_rules! in_order {
     };
 }
 
-const WALK: &str = part!(by_sequence!(), held!(), pending!(), behind!(), in_order!());
+pub(crate) const WALK: &str = part!(by_sequence!(), held!(), pending!(), behind!(), in_order!());
 
-const LAP: &str = part!(
+pub(crate) const LAP: &str = part!(
     by_sequence!(),
     "1",
     pending!(),
@@ -87,7 +87,7 @@ const LAP: &str = part!(
 
 /// `?5` is an array of `[key, from]`; `?4` counts per key. The correlated list is sought through `(key, sequence)` where
 /// pending and stops at its limit, so that a hot key costs what it returns; a window partitioned by key would read all of it.
-const KEYS: &str = part!(
+pub(crate) const KEYS: &str = part!(
     "k.key AS a, o.{o.sequence} AS b, o.{o.id} AS c",
     "0",
     "json_each(?5) AS k CROSS JOIN {outbox} AS o WHERE o.rowid IN (
@@ -97,7 +97,7 @@ const KEYS: &str = part!(
          ORDER BY x.{o.sequence}, x.{o.id} LIMIT ?4)"
 );
 
-const LATER: &str = part!(
+pub(crate) const LATER: &str = part!(
     "o.{o.scheduled_at} AS a, o.{o.sequence} AS b, o.{o.id} AS c",
     "0",
     pending!(),
@@ -106,7 +106,7 @@ const LATER: &str = part!(
     " ORDER BY o.{o.scheduled_at}, o.{o.sequence}, o.{o.id} LIMIT ?4"
 );
 
-const DESTINATION: &str = part!(
+pub(crate) const DESTINATION: &str = part!(
     by_sequence!(),
     "0",
     pending!(),
@@ -117,7 +117,7 @@ const DESTINATION: &str = part!(
     in_order!()
 );
 
-const NEXT_DUE: &str = "
+pub(crate) const NEXT_DUE: &str = "
 SELECT MIN({o.scheduled_at}) FROM {outbox}
  WHERE {o.state} = 'pending' AND {o.scheduled_at} > {o.created_at} AND {o.scheduled_at} > ?1";
 

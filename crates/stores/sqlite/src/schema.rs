@@ -127,19 +127,12 @@ struct Missing {
 }
 
 impl Missing {
-    fn columns<'a>(
-        &mut self,
-        store: &SqliteStore,
-        title: &str,
-        found: &Table,
-        columns: impl Iterator<Item = (&'a str, &'a str)>,
-    ) {
+    fn columns<'a>(&mut self, title: &str, found: &Table, columns: impl Iterator<Item = (&'a str, &'a str)>) {
         let quoted = Quote::Double.apply(title);
         // `sequence` is computed from parent_sequence, so it comes last.
         let mut columns: Vec<_> =
             columns.filter(|(_, name)| !found.columns.contains(&name.to_ascii_lowercase())).collect();
         columns.sort_by_key(|(column, _)| *column == "sequence");
-        let _ = store;
         for (column, name) in columns {
             self.what.push(format!("column {title}.{name}"));
             self.statements.push(format!(
@@ -236,6 +229,17 @@ impl SqliteStore {
         Ok(applied)
     }
 
+    /// The index that the reads of push rows name; a table made by hand may lack it.
+    async fn has_push_index(&self, connection: &mut SqliteConnection) -> Result<bool, sqlx::Error> {
+        sqlx::query_scalar(
+            "SELECT EXISTS (SELECT 1 FROM sqlite_schema
+              WHERE type = 'index' AND name = 'idx_inbox_push_pending' AND tbl_name = ?1)",
+        )
+        .bind(self.names().inbox())
+        .fetch_one(connection)
+        .await
+    }
+
     async fn missing(&self, connection: &mut SqliteConnection) -> Result<(Missing, Vec<String>), sqlx::Error> {
         let names = self.names();
         let mut missing = Missing::default();
@@ -243,7 +247,7 @@ impl SqliteStore {
         let outbox = table(&mut *connection, names.outbox()).await?;
         if outbox.is_there() {
             let columns = OUTBOX_COLUMNS.iter().map(|column| (*column, names.outbox_column(column)));
-            missing.columns(self, names.outbox(), &outbox, columns.chain([("parent_sequence", "parent_sequence")]));
+            missing.columns(names.outbox(), &outbox, columns.chain([("parent_sequence", "parent_sequence")]));
             let id = names.outbox_column("id");
             match outbox.index_over(&[id]) {
                 None => missing.unique("uq_outbox_id", names.outbox(), &[id]),
@@ -255,7 +259,7 @@ impl SqliteStore {
         let inbox = table(&mut *connection, names.inbox()).await?;
         if inbox.is_there() {
             let columns = INBOX_COLUMNS.iter().map(|column| (*column, names.inbox_column(column)));
-            missing.columns(self, names.inbox(), &inbox, columns);
+            missing.columns(names.inbox(), &inbox, columns);
             let id = names.inbox_column("id");
             if inbox.index_over(&[id]).is_none() {
                 missing.unique("uq_inbox_id", names.inbox(), &[id]);
@@ -352,10 +356,12 @@ impl Schema for SqliteStore {
         let recorded = queuebox_sql::migrations::verify(&CATALOG, &history)
             .map_err(|error| Fault::misconfigured("migrate", error.to_string()))?;
         let (missing, mut notes) = self.missing(session.connection()).await.map_err(|error| classify(&error))?;
+        let push_index = self.has_push_index(session.connection()).await.map_err(|error| classify(&error))?;
         session.commit().await?;
         if let Some(fault) = missing.into_fault() {
             return Err(fault);
         }
+        self.set_features(if push_index { vec!["push_index"] } else { Vec::new() });
         let version = recorded.max(CATALOG.newest());
         if version > CATALOG.newest() {
             notes.push(format!(
@@ -433,6 +439,7 @@ fn finding(check: &str, level: &'static str, detail: String, fix: Option<&str>) 
 async fn pragmas(connection: &mut SqliteConnection) -> Result<Vec<Finding>, sqlx::Error> {
     let version: String = sqlx::query_scalar("SELECT sqlite_version()").fetch_one(&mut *connection).await?;
     let mode: String = sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut *connection).await?;
+    let flush: i64 = sqlx::query_scalar("PRAGMA synchronous").fetch_one(&mut *connection).await?;
     let damage: String = sqlx::query_scalar("PRAGMA quick_check(1)").fetch_one(&mut *connection).await?;
     let wal = mode.eq_ignore_ascii_case("wal");
     Ok(vec![
@@ -442,6 +449,12 @@ async fn pragmas(connection: &mut SqliteConnection) -> Result<Vec<Finding>, sqlx
             if wal { "ok" } else { "error" },
             format!("mode {mode}"),
             (!wal).then_some("WAL needs a local file system with shared memory; move the file off the network share"),
+        ),
+        finding(
+            "flush",
+            if flush >= 2 { "ok" } else { "error" },
+            format!("synchronous {}", ["OFF", "NORMAL", "FULL", "EXTRA"].get(flush as usize).unwrap_or(&"unknown")),
+            (flush < 2).then_some("a commit could be lost with the power"),
         ),
         finding(
             "file",

@@ -87,10 +87,10 @@ impl<const RENAMED: bool> Harness<RENAMED> {
         open(SqliteConfig { on_sent, names: self.names.clone(), ..SqliteConfig::new(self.path()) }).await.unwrap()
     }
 
-    /// Runs the migration file by hand, under our names.
-    async fn create_by_hand(&self) {
+    /// Runs a migration file by hand, under our names.
+    pub async fn create_by_hand(&self, file: &str) {
         let mut connection = self.connect().await;
-        let file = self.names.render(include_str!("../../migrations/0014_create.sql"), &[]);
+        let file = self.names.render(file, &[]);
         for (_, statement) in Migration::statements(&file) {
             sqlx::query(AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();
         }
@@ -120,7 +120,7 @@ impl<const RENAMED: bool> StoreHarness for Harness<RENAMED> {
             return harness;
         }
         if RENAMED {
-            harness.create_by_hand().await;
+            harness.create_by_hand(include_str!("../../migrations/0014_create.sql")).await;
         } else {
             let store = harness.open().await;
             store.migrate(MigrateOptions::default()).await.unwrap();

@@ -1,0 +1,264 @@
+//! What only SQLite has: one file, one writer, text for ids and times, other processes beside us.
+
+use std::{collections::HashSet, time::Duration};
+
+use futures::FutureExt as _;
+use queuebox_conformance::store::{Insert, Setup, StoreHarness as _, World, everything};
+use queuebox_core::{
+    Class, Uuid,
+    message::State,
+    ports::{
+        Admitted, Inbox as _, Outbox as _, Scope,
+        outbox::{Child, Expansion, Outcome, Settle},
+        schema::{MigrateOptions, Schema as _},
+    },
+};
+use queuebox_sqlite::{SqliteConfig, open};
+use sqlx::{AssertSqlSafe, Connection as _, SqliteConnection};
+
+use crate::harness::SqliteHarness;
+
+async fn run(connection: &mut SqliteConnection, sql: &str) {
+    sqlx::query(AssertSqlSafe(sql)).execute(connection).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+}
+
+/// Applications write and read for long, checkpoints run, the write lock is held: nothing is lost, doubled or counted.
+mod d30_sqlite_read_to_write_upgrade {
+    use super::*;
+
+    const ROWS: usize = 200;
+
+    async fn write(mut app: SqliteConnection, rows: Vec<String>) {
+        for insert in rows {
+            run(&mut app, "BEGIN IMMEDIATE").await;
+            run(&mut app, &insert).await;
+            tokio::task::yield_now().await;
+            run(&mut app, "COMMIT").await;
+        }
+    }
+
+    #[tokio::test]
+    async fn every_row_once_beside_writers_readers_and_checkpoints() {
+        let w = World::<SqliteHarness>::start().await;
+        let fence = w.owner().await;
+        let rows: Vec<_> = (0..ROWS).map(|n| Insert::key(&format!("k{}", n % 9))).collect();
+        let expected: HashSet<_> = rows.iter().map(|row| row.id).collect();
+        let mut reader = w.h.connect().await;
+        run(&mut reader, "BEGIN").await;
+        run(&mut reader, "SELECT count(*) FROM outbox").await;
+
+        let writing = tokio::spawn(write(w.h.connect().await, rows.iter().map(|row| w.insert_sql(row)).collect()));
+        let mut log = w.h.connect().await;
+        let checkpoints = tokio::spawn(async move {
+            for _ in 0..50 {
+                // BUSY is an answer here, not an error: the long read keeps the log.
+                run(&mut log, "PRAGMA wal_checkpoint(PASSIVE)").await;
+            }
+        });
+        let (mut found, mut settles) = (Vec::new(), Vec::<Settle>::new());
+        while found.len() < ROWS || !settles.is_empty() {
+            let message = queuebox_conformance::store::inbox::message("s", &found.len().to_string());
+            w.store.admit(&[message]).await.unwrap();
+            let polled = w.store.poll(&fence, &settles, Some(&everything())).await.unwrap();
+            assert!(polled.lost.is_empty());
+            settles = polled
+                .walk
+                .iter()
+                .map(|row| Settle { position: row.position(), stamp: row.stamp(), outcome: Outcome::Sent })
+                .collect();
+            found.extend(polled.walk.iter().map(|row| row.id));
+        }
+        writing.await.unwrap();
+        checkpoints.await.unwrap();
+        assert_eq!(found.len(), ROWS);
+        assert_eq!(found.into_iter().collect::<HashSet<_>>(), expected);
+        run(&mut reader, "ROLLBACK").await;
+        run(&mut reader, "PRAGMA wal_checkpoint(TRUNCATE)").await;
+        let row = w.row(rows[0].id).await;
+        assert_eq!((row.state, row.attempt), (State::Sent, 0));
+    }
+
+    #[tokio::test]
+    async fn a_held_write_lock_is_transient_and_stops_no_read() {
+        let w = World::<SqliteHarness>::start().await;
+        let store = open(SqliteConfig { busy_timeout: Duration::from_millis(50), ..SqliteConfig::new(w.h.path()) })
+            .await
+            .unwrap();
+        let fence = w.owner().await;
+        w.insert(Insert::default()).await;
+        let held = w.h.begin().await;
+        let message = || [queuebox_conformance::store::inbox::message("s", "k")];
+        let fault = store.admit(&message()).await.unwrap_err();
+        assert_eq!((fault.class, fault.code.as_ref()), (Class::Transient, "busy"));
+        assert_eq!(store.poll(&fence, &[], Some(&everything())).await.unwrap().walk.len(), 1, "reads go on");
+        held.rollback().await;
+        assert!(matches!(store.admit(&message()).await.unwrap()[..], [Admitted::New(_)]));
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_gave_up_leaves_no_lock() {
+        let w = World::<SqliteHarness>::start().await;
+        let held = w.h.begin().await;
+        let message = [queuebox_conformance::store::inbox::message("s", "k")];
+        assert!(w.store.admit(&message).now_or_never().is_none(), "it waits for the lock");
+        held.rollback().await;
+        // Whatever became of the first call, the file is free and the message is stored at most once.
+        w.store.admit(&message).await.unwrap();
+        assert_eq!(w.count("inbox").await, 1);
+        w.h.begin().await.rollback().await;
+    }
+}
+
+/// A wait for inserts ends when this process forwards, and when another one commits.
+#[tokio::test]
+async fn inserts_of_other_processes_wake() {
+    let w = World::<SqliteHarness>::start().await;
+    let store = w.h.open().await;
+    let woken = || tokio::time::timeout(Duration::from_secs(20), store.woken());
+    woken().await.expect("the first look says that it does not know");
+    assert!(store.woken().now_or_never().is_none(), "nothing happened since");
+    let (result, _) = futures::join!(woken(), w.insert(Insert::default()));
+    result.expect("a commit of another connection wakes");
+    store.close().await;
+}
+
+/// Ids are compared by value: an application may write them in capitals (contract 2.3).
+#[tokio::test]
+async fn ids_in_capitals_are_the_same_ids() {
+    let w = World::<SqliteHarness>::start().await;
+    let fence = w.owner().await;
+    let id = Uuid::new_v4();
+    let capitals = id.to_string().to_uppercase();
+    w.h.execute(&format!("INSERT INTO outbox (id, topic, payload) VALUES ('{capitals}', 't', '1')")).await;
+    let row = w.read_row(&fence, id).await;
+    let child = Child { id: Uuid::new_v4(), destination: "d".into() };
+    let expansion = Expansion { parent: row.position(), stamp: row.stamp(), children: vec![child.clone()] };
+    assert!(w.store.expand(&fence, &[expansion]).await.unwrap().is_empty());
+    assert_eq!(w.row(child.id).await.parent_id, Some(id));
+    assert!(w.store.requeue(Scope::Outbox, &[id], &[State::Sent]).await.unwrap().is_empty(), "an expanded parent");
+    let settle = w.settle_of(&fence, child.id, Outcome::Sent).await;
+    assert!(w.settle(&fence, &[settle]).await.is_empty());
+    let again = format!("INSERT OR IGNORE INTO outbox (id, topic, payload) VALUES ('{id}', 't', '1')");
+    assert_eq!(w.h.execute(&again).await, 0, "the id is taken");
+}
+
+/// What the file refuses from an application, with a text that says what is expected.
+#[tokio::test]
+async fn bad_values_fail_the_insert_that_writes_them() {
+    let w = World::<SqliteHarness>::start().await;
+    let mut app = w.h.connect().await;
+    let cases = [
+        ("scheduled_at", "'2026-01-01 10:00:00'", "YYYY-MM-DDThh:mm:ss.ffffffZ"),
+        ("scheduled_at", "'2026-02-30T10:00:00.000000Z'", "YYYY-MM-DDThh:mm:ss.ffffffZ"),
+        ("scheduled_at", "'2026-01-01T24:00:00.000000Z'", "YYYY-MM-DDThh:mm:ss.ffffffZ"),
+        ("scheduled_at", "1767225600", "YYYY-MM-DDThh:mm:ss.ffffffZ"),
+        ("id", "'7'", "UUID"),
+        ("id", "'0af7651916cd43dd8448eb211c80319c7777'", "UUID"),
+        ("payload", "'{'", "JSON"),
+        ("headers", "'{a}'", "JSON"),
+        ("headers", "NULL", "NOT NULL"),
+        ("\"key\"", "printf('%256s', 'x')", "255"),
+    ];
+    for (column, value, expected) in cases {
+        let more = if column == "payload" { "" } else { ", payload" };
+        let rest = if column == "payload" { "" } else { ", '1'" };
+        let sql = format!("INSERT INTO outbox (topic, {column}{more}) VALUES ('t', {value}{rest})");
+        let error = sqlx::query(AssertSqlSafe(sql)).execute(&mut app).await.unwrap_err().to_string();
+        assert!(error.contains(expected), "{column} = {value}: {error}");
+    }
+    let ok = "INSERT INTO outbox (topic, payload, scheduled_at) VALUES ('t', '1', '2026-01-01T23:59:59.999999Z')";
+    run(&mut app, ok).await;
+    let id: String = sqlx::query_scalar("SELECT id FROM outbox").fetch_one(&mut app).await.unwrap();
+    assert_eq!(id.parse::<Uuid>().unwrap().get_version_num(), 4, "the default is a UUID: {id}");
+}
+
+/// Drivers bind byte strings as BLOB: such a payload is sent as it is.
+#[tokio::test]
+async fn a_payload_of_bytes_is_read() {
+    let w = World::<SqliteHarness>::start().await;
+    let fence = w.owner().await;
+    w.h.execute("INSERT INTO outbox (topic, payload) VALUES ('t', CAST('{\"n\": 7}' AS BLOB))").await;
+    let rows = w.read(&fence).await.walk;
+    assert!(
+        matches!(&rows[0].payload, queuebox_core::message::Payload::Loaded(bytes) if bytes.as_ref() == b"{\"n\": 7}")
+    );
+}
+
+/// A column that ignores case is told at the start, and its conflicts are never taken for duplicates (contract 2.4).
+#[tokio::test]
+async fn a_merging_collation_is_a_failure_not_a_duplicate() {
+    let h = SqliteHarness::start(Setup { empty: true, ..Setup::default() }).await;
+    let file = include_str!("../../migrations/0014_create.sql")
+        .replace("{i.idempotency_key} TEXT NOT NULL", "{i.idempotency_key} TEXT NOT NULL COLLATE NOCASE");
+    h.create_by_hand(&file).await;
+    let store = h.open().await;
+    let report = store.check().await.unwrap();
+    assert!(
+        report.notes.iter().any(|note| note.contains("idempotency_key compares with NOCASE")),
+        "{:?}",
+        report.notes
+    );
+    let message = queuebox_conformance::store::inbox::message;
+    let answers = store.admit(&[message("s", "key"), message("s", "KEY"), message("s", "key")]).await.unwrap();
+    assert!(matches!(answers[..], [Admitted::New(_), Admitted::Collision(_), Admitted::Duplicate]), "{answers:?}");
+}
+
+/// In tables without our checks, a row that cannot be read stays where it is and stops nobody.
+#[tokio::test]
+async fn an_unreadable_row_hurts_only_itself() {
+    let w = World::<SqliteHarness>::start().await;
+    let fence = w.owner().await;
+    let mut app = w.h.connect().await;
+    run(&mut app, "PRAGMA ignore_check_constraints = ON").await;
+    run(&mut app, "INSERT INTO outbox (topic, payload, created_at) VALUES ('t', '1', 'yesterday')").await;
+    let good = w.insert(Insert::default()).await;
+    let polled = w.read(&fence).await;
+    assert_eq!(polled.walk.iter().map(|row| row.id).collect::<Vec<_>>(), [good]);
+    assert!(polled.walk_ended);
+}
+
+/// Commits are flushed, the log is on, and `doctor` says so.
+#[tokio::test]
+async fn commits_are_flushed() {
+    let w = World::<SqliteHarness>::start().await;
+    let findings = w.store.examine().await.unwrap();
+    let detail = |check: &str| findings.iter().find(|finding| finding.check == check).unwrap().detail.clone();
+    assert_eq!((detail("journal").as_str(), detail("flush").as_str()), ("mode wal", "synchronous FULL"));
+}
+
+/// What cannot be opened is named.
+#[tokio::test]
+async fn a_file_that_cannot_be_opened_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("nowhere").join("queuebox.db");
+    let fault = open(SqliteConfig::new(&missing)).await.unwrap_err();
+    assert_eq!((fault.class, fault.code.as_ref()), (Class::Misconfigured, "cannot_open"));
+    assert!(fault.detail.contains("nowhere"), "{}", fault.detail);
+    let text = folder.path().join("text.db");
+    std::fs::write(
+        &text,
+        "this is no database, whatever its name says; it is only long enough to be read as one. ".repeat(9),
+    )
+    .unwrap();
+    let fault = open(SqliteConfig::new(&text)).await.unwrap_err();
+    assert_eq!((fault.class, fault.code.as_ref()), (Class::Misconfigured, "corrupt"));
+    let fault = open(SqliteConfig::new(":memory:")).await.unwrap_err();
+    assert_eq!(fault.class, Class::Misconfigured);
+}
+
+/// A start without tables names the migration and prints every statement; run by hand they make a database that works.
+#[tokio::test]
+async fn the_printed_statements_make_a_database() {
+    let h = SqliteHarness::start(Setup { empty: true, ..Setup::default() }).await;
+    let store = h.open().await;
+    let fault = store.check().await.unwrap_err();
+    assert!(fault.detail.contains("queuebox migrate") && fault.detail.contains("queuebox_lane"), "{}", fault.detail);
+    let (_, statements) = fault.detail.split_once('\n').unwrap();
+    let mut app = h.connect().await;
+    sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut app).await.unwrap();
+    app.close().await.unwrap();
+    store.check().await.unwrap();
+    // They are the tables of the migration: a baseline takes them on.
+    store.migrate(MigrateOptions { baseline: Some(14), ..MigrateOptions::default() }).await.unwrap();
+    assert!(store.migrate(MigrateOptions::default()).await.unwrap().applied.is_empty());
+}
