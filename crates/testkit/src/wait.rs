@@ -55,12 +55,15 @@ pub fn init() {
 /// Blocking variant of [`eventually_ok`] for start-up code.
 pub(crate) fn until<T>(timeout: Duration, mut look: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
     let started = Instant::now();
+    let mut pause = PAUSE;
     loop {
         match look() {
             Ok(value) => return Ok(value),
             Err(error) if started.elapsed() >= timeout || error.is::<Hopeless>() => return Err(error),
-            Err(_) => std::thread::sleep(PAUSE),
+            Err(_) => std::thread::sleep(pause),
         }
+        // A look may start a program, and servers that take long start beside others.
+        pause = (pause * 5 / 4).min(Duration::from_millis(200));
     }
 }
 
