@@ -12,13 +12,7 @@ use queuebox_core::{
 use serde_json::{Value, json};
 use sqlx::Row as _;
 
-use crate::{
-    OnSent, SqliteStore, classify,
-    lanes::{LANE, lease_us},
-    read::id_list,
-    session::Session,
-    ticks,
-};
+use crate::{OnSent, SqliteStore, classify, lanes::LANE, read::id_list, session::Session, ticks};
 
 /// Rows of the array `?1` of `[id, attempt, scheduled_at, marked, …]` that are still as they were read; `?2` is our token.
 /// CROSS JOIN keeps the order: the array outside, each row sought by its id.
@@ -86,13 +80,15 @@ pub(crate) const DEAD: &str = concat!(
     " FROM w WHERE o.rowid = w.row RETURNING {o.id}"
 );
 
-pub(crate) const MARK: &str = concat!(
-    "UPDATE {outbox} SET {o.state} = 'processing', {o.claim_token} = ?2, {o.claimed_at} = ?3, {o.updated_at} = ?3,
+/// Until the worker's own lease ends. A row that bears our token already is marked again: the reply may have been lost.
+pub(crate) const MARK: &str = "
+UPDATE {outbox} SET {o.state} = 'processing', {o.claim_token} = ?2, {o.claimed_at} = ?3, {o.updated_at} = ?3,
        {o.lease_expires_at} = ?4
-     WHERE rowid IN (SELECT r.rowid FROM ",
-    as_read!(),
-    ") RETURNING {o.id}"
-);
+ WHERE rowid IN (
+    SELECT r.rowid FROM json_each(?1) AS j CROSS JOIN {outbox} AS r ON r.{o.id} = j.value ->> 0
+     WHERE (r.{o.state} = 'pending' OR r.{o.state} = 'processing' AND r.{o.claim_token} = ?2)
+       AND r.{o.attempt} = j.value ->> 1 AND r.{o.scheduled_at} = j.value ->> 2)
+RETURNING {o.id}";
 
 macro_rules! abandoned {
     () => {
@@ -101,7 +97,11 @@ macro_rules! abandoned {
     };
 }
 
-pub(crate) const ANY_ABANDONED: &str = concat!("SELECT EXISTS (", abandoned!(), ")");
+/// Rows of others that are `processing`: those whose lease has ended, those that hold their keys yet.
+pub(crate) const ABANDONED: &str = "
+SELECT COUNT(*) FILTER (WHERE {o.lease_expires_at} IS NULL OR {o.lease_expires_at} <= ?1),
+       COUNT(*) FILTER (WHERE {o.lease_expires_at} > ?1 AND {o.claim_token} IS NOT ?2)
+  FROM {outbox} WHERE {o.state} = 'processing'";
 
 pub(crate) const RECOVER: &str = concat!(
     "UPDATE {outbox} SET {o.crashes} = {o.crashes} + 1,
@@ -271,6 +271,17 @@ impl SqliteStore {
         self.change(session, fence, SENT, rows, None).await
     }
 
+    /// Ended, and not ended, of others.
+    async fn abandoned(&self, session: &mut Session, fence: &Fence) -> Result<(u64, u64), Fault> {
+        let (ended, held): (i64, i64) = sqlx::query_as(self.sql(ABANDONED))
+            .bind(session.now.clone())
+            .bind(fence.token.to_string())
+            .fetch_one(session.connection())
+            .await
+            .map_err(|error| classify(&error))?;
+        Ok((ended.unsigned_abs(), held.unsigned_abs()))
+    }
+
     async fn backlog(&self, session: &mut Session, bound: i64) -> Result<OutboxBacklog, sqlx::Error> {
         let pending = sqlx::query(self.sql(PENDING))
             .bind(bound)
@@ -314,27 +325,27 @@ impl Outbox for SqliteStore {
         Ok(polled)
     }
 
-    async fn mark(&self, fence: &Fence, rows: &[(Position, Stamp)], lease_ms: u64) -> Result<Vec<Uuid>, Fault> {
+    async fn mark(&self, fence: &Fence, rows: &[(Position, Stamp)], _lease_ms: u64) -> Result<Vec<Uuid>, Fault> {
         let mut session = self.write(Some(fence)).await?;
         let unmarked = |stamp: &Stamp| Stamp { marked: false, ..*stamp };
         let wishes = rows.iter().map(|(position, stamp)| as_read(*position, unmarked(stamp), [])).collect();
-        let lease = session.later(lease_us(lease_ms));
-        let marked = self.change(&mut session, fence, MARK, wishes, Some(lease)).await?;
+        let lease = session.lease.clone();
+        let marked = self.change(&mut session, fence, MARK, wishes, lease).await?;
         session.commit().await?;
         let marked: std::collections::HashSet<_> = marked.into_iter().collect();
         Ok(rows.iter().map(|(position, _)| position.id).filter(|id| marked.contains(id)).collect())
     }
 
     async fn recover(&self, fence: &Fence, lanes: LaneSet, max_crashes: i32) -> Result<Recovered, Fault> {
-        let mut session = self.read(Some(fence)).await?;
-        let any: bool = sqlx::query_scalar(self.sql(ANY_ABANDONED))
-            .bind(session.now.clone())
-            .fetch_one(session.connection())
-            .await
-            .map_err(|error| classify(&error))?;
-        session.commit().await?;
-        if !any || !lanes.contains(LANE) {
+        if !lanes.contains(LANE) {
+            self.read(Some(fence)).await?.commit().await?;
             return Ok(Recovered::default());
+        }
+        let mut session = self.read(Some(fence)).await?;
+        let found = self.abandoned(&mut session, fence).await?;
+        session.commit().await?;
+        if found.0 == 0 {
+            return Ok(Recovered { unexpired: found.1, ..Recovered::default() });
         }
         let mut session = self.write(Some(fence)).await?;
         let states: Vec<String> = sqlx::query_scalar(self.sql(RECOVER))
@@ -343,9 +354,11 @@ impl Outbox for SqliteStore {
             .fetch_all(session.connection())
             .await
             .map_err(|error| classify(&error))?;
+        // What the bound left for the next call holds its keys like what has not ended.
+        let left = self.abandoned(&mut session, fence).await?;
         session.commit().await?;
         let dead = states.iter().filter(|state| *state == "dead").count() as u64;
-        Ok(Recovered { pending: states.len() as u64 - dead, dead })
+        Ok(Recovered { pending: states.len() as u64 - dead, dead, unexpired: left.0 + left.1 })
     }
 
     async fn expand(&self, fence: &Fence, parents: &[Expansion]) -> Result<Vec<Uuid>, Fault> {

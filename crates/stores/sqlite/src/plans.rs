@@ -29,7 +29,7 @@ async fn every_hot_statement_uses_its_index() {
         (outbox::CHILDREN, by_id),
         (outbox::CHILDLESS, "INDEX idx_outbox_parent (parent_id=?)"),
         (outbox::RECOVER, "INDEX idx_outbox_processing"),
-        (outbox::ANY_ABANDONED, "INDEX idx_outbox_processing"),
+        (outbox::ABANDONED, "INDEX idx_outbox_processing"),
         (outbox::PENDING, "INDEX idx_outbox_pending"),
         (outbox::LONGEST_DUE_LATER, "INDEX idx_outbox_later (scheduled_at<?)"),
         (outbox::DEAD_ROWS, "INDEX idx_outbox_dead"),

@@ -193,10 +193,11 @@ impl SqliteStore {
         Ok(())
     }
 
-    /// Behind its own place, up to the walk's. Before the walk has moved there is nothing to lap.
+    /// Behind its own place, up to the walk's. Without a place of its own it asks for late commits, and rows of SQLite commit in
+    /// the order of `sequence`: there are none.
     async fn lap(&self, session: &mut Session, common: &Common<'_>, polled: &mut Polled) -> Result<(), Fault> {
         let read = common.read;
-        let Some(upto) = read.walk_after.filter(|_| read.lap_limit > 0) else {
+        let (Some(upto), true) = (read.walk_after, read.lap_after.is_some() && read.lap_limit > 0) else {
             polled.lap_ended = true;
             return Ok(());
         };

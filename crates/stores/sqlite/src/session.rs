@@ -15,6 +15,8 @@ pub(crate) struct Session {
     pub now: String,
     /// Now, in microseconds since 1970. SQLite's clock has milliseconds.
     pub now_us: i64,
+    /// End of the worker's lease, where a fence was asked for.
+    pub lease: Option<String>,
 }
 
 /// `%f` has milliseconds, so three digits are filled up (contract 2.3).
@@ -79,15 +81,16 @@ impl SqliteStore {
         };
         let row = query.fetch_one(&mut *transaction).await.map_err(|error| classify(&error))?;
         let now: String = row.try_get(0).map_err(|error| classify(&error))?;
+        let mut lease: Option<String> = None;
         if let Some(fence) = fence {
-            let lease: Option<String> = row.try_get(1).map_err(|error| classify(&error))?;
-            if lease.is_none_or(|lease| lease <= now) {
+            lease = row.try_get(1).map_err(|error| classify(&error))?;
+            if lease.as_ref().is_none_or(|lease| *lease <= now) {
                 return Err(lost(fence));
             }
         }
         let now_us = ticks::parse(&now)
             .ok_or_else(|| Fault::transient("clock", format!("the database says that it is {now:?}")))?;
-        Ok(Session { transaction, now, now_us })
+        Ok(Session { transaction, now, now_us, lease })
     }
 }
 
