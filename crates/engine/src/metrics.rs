@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use queuebox_core::ports::outbox::Recovered;
+
 use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
     Registry, core::Collector,
@@ -235,6 +237,17 @@ impl Metrics {
     /// A route or destination transform failed under this `onError`.
     pub fn transform_failed(&self, strategy: &str) {
         self.transform_failures.with_label_values(&[strategy]).inc();
+    }
+
+    /// Rows were found `processing` after their lease had ended.
+    pub fn recovered(&self, recovered: &Recovered) {
+        let all = recovered.pending + recovered.dead;
+        if all > 0 {
+            self.reclaimed.inc_by(all);
+            self.crashes.with_label_values(&["outbox"]).inc_by(all);
+            self.outbox_messages.with_label_values(&["dead"]).inc_by(recovered.dead);
+            tracing::warn!(rows = all, dead = recovered.dead, "Recovered rows whose lease had ended.");
+        }
     }
 
     /// The text of a scrape.

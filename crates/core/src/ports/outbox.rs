@@ -166,6 +166,9 @@ pub struct Recovered {
     pub pending: u64,
     /// Rows that reached `max_crashes` and are `dead`, code `crashes`.
     pub dead: u64,
+    /// Rows of the lanes that are `processing` under somebody else's token and a lease that has not ended. They hold the later rows
+    /// of their keys, so a lane is worked only when there are none left.
+    pub unexpired: u64,
 }
 
 /// Gauges of the table, counted up to a bound.
@@ -203,7 +206,8 @@ pub trait Outbox: Send + Sync + 'static {
     /// Settles, then reads.
     async fn poll(&self, fence: &Fence, settles: &[Settle], read: Option<&Read>) -> Result<Polled, Fault>;
 
-    /// Writes rows `processing` with our token and a lease of `lease_ms`. Returns those that are marked now, rows that bear our token
+    /// Writes rows `processing` with our token, until the end of the worker's own lease (where there are no worker rows: for
+    /// `lease_ms`), so that whoever takes the lane over finds them ended. Returns those that are marked now, rows that bear our token
     /// already included: the reply of an earlier try may have been lost.
     async fn mark(&self, fence: &Fence, rows: &[(Position, Stamp)], lease_ms: u64) -> Result<Vec<Uuid>, Fault>;
 

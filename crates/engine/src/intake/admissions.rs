@@ -1,4 +1,4 @@
-//! Group commit: everything that the sources of a worker want to store meets in one queue (`docs` performance, inbox).
+//! Group commit: everything that the sources of a worker want to store meets in one queue (docs/performance.md).
 //!
 //! While one insert is under way the next one gathers, so the cost of a commit is shared by all who wait, and a lone message
 //! is never delayed.

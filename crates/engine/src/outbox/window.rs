@@ -136,8 +136,10 @@ struct Entry {
 
 #[derive(Debug, Default)]
 struct Unit {
-    /// Rows in memory, in order. The first one may be in flight.
+    /// Rows in memory, in order.
     chain: VecDeque<(Position, Uuid)>,
+    /// The one that was started. It need not be the first: an earlier one may have come back while it was under way.
+    busy: Option<Uuid>,
     /// Lowest sequence that was left behind, with the slot of its destination.
     left: Option<(i64, usize)>,
     /// Changes whenever something is left behind, so that an answer to an older question does not clear it.
@@ -935,13 +937,13 @@ impl Window {
                 .chain(state.children.iter().map(|(name, unit)| (Some(name), unit)));
             for (child, unit) in units {
                 let Some((position, id)) = unit.chain.front() else { continue };
-                if unit.waits != Waits::No || unit.left.is_some_and(|(left, _)| left < position.sequence) {
+                if unit.busy.is_some()
+                    || unit.waits != Waits::No
+                    || unit.left.is_some_and(|(left, _)| left < position.sequence)
+                {
                     continue;
                 }
                 let Some(entry) = self.rows.get(id) else { continue };
-                if entry.phase != Phase::Chained {
-                    continue;
-                }
                 let sequence = position.sequence;
                 // Contract 4.3: a child waits for earlier plain rows; a plain row for earlier children of its destination.
                 let crossed = match child {
@@ -960,10 +962,13 @@ impl Window {
                     }
                 };
                 if !crossed {
-                    heads.push(*id);
+                    heads.push((child.cloned(), *id));
                 }
             }
-            for id in heads {
+            for (child, id) in heads {
+                if let Some(state) = self.keys.get_mut(&key) {
+                    state.unit_mut(child.as_ref()).busy = Some(id);
+                }
                 if let Some(entry) = self.rows.get(&id) {
                     self.slots[entry.slot].chained = self.slots[entry.slot].chained.saturating_sub(1);
                 }
@@ -1295,9 +1300,12 @@ impl Window {
 
     fn unchain(&mut self, unit: &UnitName, id: Uuid) {
         let Some(state) = self.keys.get_mut(&unit.0) else { return };
-        let chain = &mut state.unit_mut(unit.1.as_ref()).chain;
-        if let Some(place) = chain.iter().position(|(_, at)| *at == id) {
-            chain.remove(place);
+        let target = state.unit_mut(unit.1.as_ref());
+        if let Some(place) = target.chain.iter().position(|(_, at)| *at == id) {
+            target.chain.remove(place);
+        }
+        if target.busy == Some(id) {
+            target.busy = None;
         }
         if state.is_empty() {
             self.keys.remove(&unit.0);
@@ -1529,7 +1537,8 @@ impl Window {
             && read.destinations.is_empty()
             && !asked.walk
             && asked.part == LapPart::None
-            && read.later_limit == 0 {
+            && read.later_limit == 0
+        {
             return None;
         }
         read.exclude = self.rows.keys().copied().collect();

@@ -31,6 +31,7 @@ use super::share::{self, Me};
 use crate::{
     config::RelayConfig,
     forward::Holding,
+    metrics::Metrics,
     outbox::driver::{LocalLease, Order, Rested},
 };
 
@@ -60,6 +61,8 @@ pub struct Parts {
     pub config: Arc<RelayConfig>,
     /// The database.
     pub store: Arc<dyn Store>,
+    /// Counts.
+    pub metrics: Arc<Metrics>,
     /// To the driver.
     pub orders: mpsc::UnboundedSender<Order>,
     /// From the driver.
@@ -87,6 +90,10 @@ struct Live {
     inbox: LaneSet,
     /// Lanes on their way to another worker.
     leaving: BTreeMap<Lane, String>,
+    /// Lanes that were taken, not given: what their last owner left `processing` is recovered before anything of them is read.
+    unrecovered: LaneSet,
+    /// Of these, lanes whose owner's lease had ended. Remembered from before the take, whose reply may be lost.
+    inherited: LaneSet,
 }
 
 /// See the module.
@@ -220,6 +227,8 @@ impl Keeper {
             outbox: LaneSet::EMPTY,
             inbox: LaneSet::EMPTY,
             leaving: BTreeMap::new(),
+            unrecovered: LaneSet::EMPTY,
+            inherited: LaneSet::EMPTY,
         };
         tracing::info!(worker = fence.worker, "Registered.");
         self.parts.state.send_modify(|state| state.fence = Some(fence.clone()));
@@ -312,6 +321,7 @@ impl Keeper {
         if !plan.take.is_empty() {
             self.take_outbox(&plan.take).await?;
         }
+        self.recover_taken().await?;
         let Some(live) = &mut self.live else { return Ok(()) };
         let fresh: LaneSet =
             plan.give.iter().map(|(lane, _)| *lane).filter(|lane| !live.leaving.contains_key(lane)).collect();
@@ -324,40 +334,63 @@ impl Keeper {
         Ok(())
     }
 
-    /// Lanes that another worker gave to us.
+    /// Lanes that name us without our having noted it: another worker gave them to us, or the reply to a take was lost.
     fn adopt(&mut self, survey: &Survey) {
         let Some(live) = &mut self.live else { return };
-        let given: LaneSet = survey
+        let ours: LaneSet = survey
             .lanes
             .iter()
             .filter(|row| row.worker.as_deref() == Some(live.fence.worker.as_str()))
             .map(|row| row.lane)
             .filter(|lane| !live.outbox.contains(*lane) && !live.leaving.contains_key(lane))
             .collect();
+        let given = ours.minus(live.unrecovered).minus(live.inherited);
+        live.unrecovered = live.unrecovered.union(ours.intersect(live.inherited));
         if !given.is_empty() {
             live.outbox = live.outbox.union(given);
-            let _ =
-                self.parts.orders.send(Order::Own { fence: live.fence.clone(), lanes: given, careful: LaneSet::EMPTY });
+            let order = Order::Own { fence: live.fence.clone(), lanes: given, careful: LaneSet::EMPTY };
+            let _ = self.parts.orders.send(order);
         }
     }
 
     async fn take_outbox(&mut self, wanted: &[Take]) -> Result<(), Fault> {
-        let Some(live) = &self.live else { return Ok(()) };
-        let taken = self.parts.store.take(&live.fence, Scope::Outbox, wanted).await?;
+        let Some(live) = &mut self.live else { return Ok(()) };
         // A lane whose owner's lease had ended: nobody knows what was in flight there.
-        let careful: LaneSet = wanted
-            .iter()
-            .filter(|take| take.owner.is_some())
-            .map(|take| take.lane)
-            .collect::<LaneSet>()
-            .intersect(taken);
-        if let Some(live) = &mut self.live {
-            live.outbox = live.outbox.union(taken);
-            let _ = self.parts.orders.send(Order::Own { fence: live.fence.clone(), lanes: taken, careful });
+        let inherited: LaneSet = wanted.iter().filter(|take| take.owner.is_some()).map(|take| take.lane).collect();
+        live.inherited = live.inherited.union(inherited);
+        let taken = self.parts.store.take(&live.fence, Scope::Outbox, wanted).await?;
+        live.inherited = live.inherited.minus(inherited.minus(taken));
+        live.unrecovered = live.unrecovered.union(taken);
+        if !taken.intersect(inherited).is_empty() {
+            tracing::info!(
+                lanes = taken.intersect(inherited).len(),
+                "Took over lanes of a worker whose lease had ended."
+            );
         }
-        if !careful.is_empty() {
-            tracing::info!(lanes = careful.len(), "Took over lanes of a worker whose lease had ended.");
+        Ok(())
+    }
+
+    /// Rows that the last owner of a lane left `processing` come first in their keys: they are put back before the lane is read.
+    async fn recover_taken(&mut self) -> Result<(), Fault> {
+        let Some(live) = &mut self.live else { return Ok(()) };
+        let lanes = live.unrecovered;
+        if lanes.is_empty() {
+            return Ok(());
         }
+        let recovered = self.parts.store.recover(&live.fence, lanes, self.parts.config.outbox.max_crashes).await?;
+        self.parts.metrics.recovered(&recovered);
+        if recovered.unexpired > 0 {
+            tracing::info!(
+                rows = recovered.unexpired,
+                "Rows of these lanes are claimed under a lease that has not ended; waiting for it."
+            );
+            return Ok(());
+        }
+        live.unrecovered = LaneSet::EMPTY;
+        let careful = lanes.intersect(live.inherited);
+        live.inherited = live.inherited.minus(lanes);
+        live.outbox = live.outbox.union(lanes);
+        let _ = self.parts.orders.send(Order::Own { fence: live.fence.clone(), lanes, careful });
         Ok(())
     }
 

@@ -222,7 +222,7 @@ impl Wiring {
         let driver_task = Driver::new(driver::Parts {
             config: self.relay.clone(),
             store: self.store.clone(),
-            metrics: self.metrics,
+            metrics: self.metrics.clone(),
             orders,
             rested: rested_out,
             lease,
@@ -233,6 +233,7 @@ impl Wiring {
         let keeper_task = Keeper::new(keeper::Parts {
             config: self.relay,
             store: self.store,
+            metrics: self.metrics,
             orders: orders_out.clone(),
             rested,
             lease: lease_out,
@@ -242,7 +243,12 @@ impl Wiring {
             stop,
             seed: self.seed,
         });
-        Spine { orders: orders_out, keeper, driver, tasks: vec![tokio::spawn(keeper_task.run()), tokio::spawn(driver_task.run())] }
+        Spine {
+            orders: orders_out,
+            keeper,
+            driver,
+            tasks: vec![tokio::spawn(keeper_task.run()), tokio::spawn(driver_task.run())],
+        }
     }
 }
 

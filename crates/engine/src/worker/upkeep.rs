@@ -86,13 +86,9 @@ impl Upkeep {
         }
         match self.store.recover(&fence, lanes, self.relay.outbox.max_crashes).await {
             Ok(recovered) => {
-                let all = recovered.pending + recovered.dead;
-                if all > 0 {
+                self.metrics.recovered(&recovered);
+                if recovered.pending > 0 {
                     let _ = self.orders.send(Order::Recovered);
-                    self.metrics.reclaimed.inc_by(all);
-                    self.metrics.crashes.with_label_values(&["outbox"]).inc_by(all);
-                    self.metrics.outbox_messages.with_label_values(&["dead"]).inc_by(recovered.dead);
-                    tracing::warn!(rows = all, dead = recovered.dead, "Recovered rows whose lease had ended.");
                 }
             }
             Err(fault) if fault.is_fenced() => {}

@@ -71,7 +71,9 @@ pub fn lane_of(key: Option<&str>, parent: Option<Uuid>, id: Uuid, lane_count: u8
         (None, Some(parent)) => parent.as_bytes().to_vec(),
         (None, None) => id.as_bytes().to_vec(),
     };
-    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
+    let hash = bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
     u8::try_from((hash >> 32) % u64::from(lane_count)).unwrap()
 }
 
@@ -212,7 +214,8 @@ impl Database {
             polled.lap = lap.iter().map(|row| self.out(row, now, false)).collect();
         }
         for question in &read.keys {
-            let rows = pending().filter(|row| row.key.as_deref() == Some(&question.key) && row.sequence >= question.from);
+            let rows =
+                pending().filter(|row| row.key.as_deref() == Some(&question.key) && row.sequence >= question.from);
             polled.keys.extend(rows.take(read.key_limit as usize).map(|row| self.out(row, now, true)));
         }
         for question in &read.destinations {
@@ -227,7 +230,8 @@ impl Database {
             polled.destinations.extend(rows.take(question.limit as usize).map(|row| self.out(row, now, true)));
         }
         if read.later_limit > 0 && self.sabotage != Sabotage::NoLap {
-            let mut later: Vec<&Row> = pending().filter(|row| row.scheduled_at > row.created_at && !is_omitted(row)).collect();
+            let mut later: Vec<&Row> =
+                pending().filter(|row| row.scheduled_at > row.created_at && !is_omitted(row)).collect();
             later.sort_by_key(|row| row.scheduled_at);
             polled.next_due_in_us = later.iter().map(|row| row.scheduled_at - now).find(|due| *due > 0);
             let due = later.into_iter().filter(|row| row.scheduled_at <= now);
@@ -261,13 +265,17 @@ impl Database {
         let now = self.now();
         let mut tables = self.lock();
         self.fence(&tables, fence)?;
+        let lease = tables
+            .workers
+            .get(&fence.worker)
+            .map_or(now + i64::try_from(lease_ms * 1000).unwrap(), |worker| worker.lease);
         let mut marked = Vec::new();
         for (position, stamp) in rows {
             let Some(row) = tables.find(position.id) else { continue };
             if self.holds(row, stamp, fence) {
                 row.state = State::Processing;
                 row.token = Some(fence.token);
-                row.lease = Some(now + i64::try_from(lease_ms * 1000).unwrap());
+                row.lease = Some(lease);
                 marked.push(row.id);
             } else if row.state == State::Processing && row.token == Some(fence.token) {
                 marked.push(row.id);
@@ -285,6 +293,9 @@ impl Database {
         for row in tables.rows.values_mut() {
             let lane = lane_of(row.key.as_deref(), row.parent_id, row.id, lane_count);
             let ended = row.lease.is_none_or(|lease| lease <= now);
+            if row.state == State::Processing && !ended && row.token != Some(fence.token) && lanes.contains(lane) {
+                recovered.unexpired += 1;
+            }
             if row.state == State::Processing && ended && lanes.contains(lane) {
                 row.crashes += 1;
                 row.token = None;
@@ -345,12 +356,8 @@ impl Database {
         };
         tables.workers.retain(|name, worker| worker.lease > now || named(name));
         let lease = now + i64::try_from(new.lease_ms * 1000).unwrap();
-        let worker = Worker {
-            token: new.fence.token,
-            relay_uid: new.relay_uid.clone(),
-            config: new.config.clone(),
-            lease,
-        };
+        let worker =
+            Worker { token: new.fence.token, relay_uid: new.relay_uid.clone(), config: new.config.clone(), lease };
         tables.workers.insert(new.fence.worker.clone(), worker);
     }
 

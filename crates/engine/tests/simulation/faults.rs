@@ -60,7 +60,13 @@ impl Weather {
 
     /// Can a message arrive twice in this weather?
     pub fn allows_duplicates(&self) -> bool {
-        self.answer_lost > 0.0 || self.publish_hangs > 0.0 || self.kills > 0 || self.clock_jumps > 0 || self.replays > 0
-            || self.lost_request > 0.0 || self.lost_reply > 0.0 || self.stops > 0
+        self.answer_lost > 0.0
+            || self.publish_hangs > 0.0
+            || self.kills > 0
+            || self.clock_jumps > 0
+            || self.replays > 0
+            || self.lost_request > 0.0
+            || self.lost_reply > 0.0
+            || self.stops > 0
     }
 }

@@ -92,7 +92,8 @@ fn no_world_loses_reorders_or_invents_a_message() {
             let kinds = kinds.clone();
             std::thread::spawn(move || {
                 for (name, weather, fan_out) in kinds {
-                    let (count, committed, arrivals) = run_kind(name, weather, fan_out, (0..each).filter(|seed| seed % 2 == half));
+                    let (count, committed, arrivals) =
+                        run_kind(name, weather, fan_out, (0..each).filter(|seed| seed % 2 == half));
                     println!("{name}: {count} worlds, {committed} messages committed, {arrivals} arrivals");
                 }
             })

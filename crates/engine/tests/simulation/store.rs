@@ -36,7 +36,13 @@ pub struct Line {
 }
 
 impl Line {
-    pub fn new(database: Arc<Database>, weather: Weather, seed: u64, calm: Arc<AtomicBool>, dead: Arc<AtomicBool>) -> Self {
+    pub fn new(
+        database: Arc<Database>,
+        weather: Weather,
+        seed: u64,
+        calm: Arc<AtomicBool>,
+        dead: Arc<AtomicBool>,
+    ) -> Self {
         Self { database, weather, rng: Mutex::new(StdRng::seed_from_u64(seed)), calm, dead }
     }
 

@@ -271,7 +271,16 @@ async fn produce(world: Arc<World>, writer: usize, writers: usize) {
             world.trace(|| {
                 let texts: Vec<_> = rows
                     .iter()
-                    .map(|row| format!("{}#{}({} {} +{}us)", short(row.id), row.sequence, row.key.as_deref().unwrap_or("-"), row.topic, row.scheduled_at - row.created_at))
+                    .map(|row| {
+                        format!(
+                            "{}#{}({} {} +{}us)",
+                            short(row.id),
+                            row.sequence,
+                            row.key.as_deref().unwrap_or("-"),
+                            row.topic,
+                            row.scheduled_at - row.created_at
+                        )
+                    })
                     .collect();
                 format!("commit {}", texts.join(" "))
             });
@@ -416,8 +425,7 @@ pub async fn run(plan: Plan) -> Result<Summary, String> {
     let processes: Vec<Process> = (0..plan.workers).map(|number| start(&world, number, 0)).collect();
     let processes = Arc::new(tokio::sync::Mutex::new(processes));
     let writers = 3;
-    let mut tasks: Vec<_> =
-        (0..writers).map(|writer| tokio::spawn(produce(world.clone(), writer, writers))).collect();
+    let mut tasks: Vec<_> = (0..writers).map(|writer| tokio::spawn(produce(world.clone(), writer, writers))).collect();
     tasks.push(tokio::spawn(trouble(world.clone(), processes.clone(), Duration::from_secs(12))));
     for task in tasks {
         task.await.map_err(|error| format!("the world itself failed: {error}"))?;
@@ -523,7 +531,8 @@ fn judge_order(rows: &[Row], arrivals: &[Arrival], wrong: &mut Vec<String>) {
     }
     for ((key, destination), arrivals) in by_key {
         let mut seen: HashSet<i64> = HashSet::new();
-        let mut all: Vec<i64> = arrivals.iter().map(|arrival| sequences.get(&arrival.id).copied().unwrap_or(0)).collect();
+        let mut all: Vec<i64> =
+            arrivals.iter().map(|arrival| sequences.get(&arrival.id).copied().unwrap_or(0)).collect();
         all.sort_unstable();
         all.dedup();
         for arrival in arrivals {
