@@ -1,6 +1,6 @@
 //! JSON as bytes: checked and looked into in one pass, never re-written.
 //!
-//! A received body is stored as it came, so nothing here builds a tree of values. [`scan`] walks over the text once, without
+//! A received body is stored as it came, so nothing here builds a tree of values. [`scan()`] walks over the text once, without
 //! recursion, tells a [`Sink`] what it meets, and says whether the text can be stored on every database alike (contract 6.4).
 //!
 //! Invariants:
