@@ -182,3 +182,41 @@ fn server_name(host: &Host) -> Result<ServerName<'static>, UrlError> {
         Host::Ipv6(address) => Ok(ServerName::from(std::net::IpAddr::from(*address))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+
+    use super::*;
+    use crate::TlsFiles;
+
+    struct Fixed(Vec<SocketAddr>);
+
+    #[async_trait]
+    impl Resolve for Fixed {
+        async fn resolve(&self, _host: &str, _port: u16) -> std::io::Result<Vec<SocketAddr>> {
+            Ok(self.0.clone())
+        }
+    }
+
+    fn opener(addresses: &[&str]) -> Opener {
+        Opener::new(ClientConfig {
+            url: "http://receiver.test:80/".parse().unwrap(),
+            connect_timeout: Duration::from_secs(1),
+            idle_max: 1,
+            block_private_addresses: true,
+            resolver: Arc::new(Fixed(addresses.iter().map(|address| address.parse().unwrap()).collect())),
+            tls: Tls::new(TlsFiles::default(), false),
+        })
+        .unwrap()
+    }
+
+    /// Case D43: names with public and private addresses at the same time.
+    #[tokio::test]
+    async fn d43_only_the_public_addresses_of_a_name_are_tried() {
+        let allowed = opener(&["203.0.113.10:80", "127.0.0.1:80", "[::1]:80"]).allowed_addresses().await.unwrap();
+        assert_eq!(allowed, ["203.0.113.10:80".parse().unwrap()]);
+        let error = opener(&["127.0.0.1:80", "[::ffff:10.0.0.1]:80"]).allowed_addresses().await.unwrap_err();
+        assert!(error.to_string().contains("127.0.0.1, ::ffff:10.0.0.1"), "{error}");
+    }
+}

@@ -24,6 +24,9 @@ use super::{
 pub(super) const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// Also 431; the parser needs a number.
 const HEADERS_MAX: usize = 256;
+/// A connection without a whole request head for this long is closed. Proxies close idle connections after 60 s by custom;
+/// being later than they are avoids the race in which a request meets a closing connection.
+const HEAD_TIME_MAX: Duration = Duration::from_secs(75);
 /// A failed accept (no file descriptor left) is tried again after this.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -68,7 +71,6 @@ impl DataPort {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "TCP_NODELAY cannot be set");
         }
-        let header_timeout = self.config.body_timeout;
         let log = HeadLog::default();
         let stream = Logged::new(stream, log.clone());
         let service = service_fn(move |request| {
@@ -82,7 +84,7 @@ impl DataPort {
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(header_timeout)
+            .header_read_timeout(HEAD_TIME_MAX)
             .max_header_size(HEAD_BYTES_MAX)
             .max_headers(HEADERS_MAX)
             .serve_connection(TokioIo::new(stream), service);

@@ -14,7 +14,7 @@ use queuebox_http::{
 };
 
 use crate::{
-    peer::{Receiver, Seen, answer, destination, publish},
+    peer::{Receiver, Seen, answer, destination, listen, publish},
     tls::{Authority, TlsReceiver, der},
 };
 
@@ -181,6 +181,20 @@ async fn oauth2_a_failing_endpoint_fails_the_attempt() {
         assert_eq!(fault.trips_breaker, trips_breaker, "{fault}");
         assert!(fault.detail.contains(words) && !fault.detail.contains("canary"), "{fault}");
     }
+    let silent = listen(|stream| async move {
+        std::future::pending::<()>().await;
+        drop(stream);
+    })
+    .await;
+    let token_url = format!("http://{silent}/").parse().unwrap();
+    let endpoint = Receiver::start(vec![String::new()]).await;
+    let slow = destination(&receiver.url(), |config| {
+        config.timeout = Duration::from_millis(200);
+        config.auth = Some(OutboundAuth::OAuth2(OAuth2 { token_url, ..oauth2(&endpoint) }));
+    });
+    let fault = publish(&slow).await.unwrap_err();
+    assert_eq!((fault.class, fault.code.as_ref()), (Class::Transient, "timeout"), "the message has not left");
+    assert!(fault.detail.ends_with("while fetching the access token"), "{fault}");
     assert!(receiver.seen().is_empty(), "without a token nothing is sent");
 }
 

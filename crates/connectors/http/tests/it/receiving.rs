@@ -339,3 +339,31 @@ async fn dropping_the_port_cuts_off_what_is_left() {
     port.served.abort();
     assert_eq!(hanging.reply().await, None);
 }
+
+/// A client may ask before it sends its body.
+#[tokio::test]
+async fn expect_continue_is_answered() {
+    let port = Port::start(DataPortConfig::default(), source(), Memory::storing()).await;
+    let head = |length: usize| {
+        format!("POST /inbox/orders HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {length}\r\n\r\n")
+    };
+    let mut client = port.connect().await;
+    client.write(head(2)).await;
+    assert_eq!(client.reply().await.unwrap().status, 100);
+    client.write("{}").await;
+    assert_eq!(client.reply().await.unwrap().status, 202);
+    let mut client = port.connect().await;
+    client.write(head(5_000_000)).await;
+    assert_eq!(client.reply().await.unwrap().status, 413, "without asking for the body");
+}
+
+/// contract 12.4: whoever has sent half a head is not in progress.
+#[tokio::test]
+async fn half_a_head_does_not_hold_up_the_end() {
+    let mut port = Port::start(DataPortConfig::default(), source(), Memory::storing()).await;
+    let mut half = port.connect().await;
+    half.write("POST /inbox/orders HTTP/1.1\r\nHost: ").await;
+    port.stop();
+    (&mut port.served).await.unwrap();
+    assert_eq!(half.reply().await, None);
+}
