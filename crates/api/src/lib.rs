@@ -12,6 +12,7 @@
 
 pub mod check;
 pub mod checked;
+pub mod classic;
 pub mod crd;
 pub mod load;
 pub mod names;

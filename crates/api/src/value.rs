@@ -158,16 +158,6 @@ impl JsonSchema for SizeText {
     }
 }
 
-/// Schema of a duration above zero.
-pub(crate) fn positive_duration(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "string", "pattern": POSITIVE_DURATION_PATTERN, "maxLength": 12})
-}
-
-/// Schema of a size above zero.
-pub(crate) fn positive_size(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "string", "pattern": POSITIVE_SIZE_PATTERN, "maxLength": 12})
-}
-
 /// One text or a list of texts, such as a JSONPath. The API server cannot type such a field, so its form is found by the
 /// checks of QueueBox only.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

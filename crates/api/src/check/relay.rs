@@ -10,7 +10,6 @@ use queuebox_core::{
     template::Vocabulary,
 };
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use super::{Case, Target, http};
 use crate::{
@@ -26,7 +25,7 @@ use crate::{
         common::AutoOrOff,
         relay::{
             AdminSpec, CaptureConnectionSpec, CaptureMode, CaptureSpec, DatabaseSpec, DatabaseTlsSpec, HttpSpec, InboxSpec,
-            OutboxSpec, RetentionSpec, RouteSpec, ServerSpec,
+            OutboxSpec, PodBlock, PodBlocks, RetentionSpec, RouteSpec, ServerSpec,
         },
     },
     value::{DurationText, format_duration, format_size},
@@ -179,8 +178,8 @@ fn check_scaling(case: &Case<'_>, spec: &RelaySpec) {
     }
 }
 
-fn list<T: DeserializeOwned>(value: Option<&Value>) -> Result<Vec<T>, serde_json::Error> {
-    value.map_or(Ok(Vec::new()), |value| serde_json::from_value(value.clone()))
+fn list<T: DeserializeOwned>(blocks: Option<&PodBlocks>) -> Result<Vec<T>, serde_json::Error> {
+    blocks.map_or(Ok(Vec::new()), |blocks| serde_json::from_value(blocks.0.clone()))
 }
 
 fn check_pod(case: &Case<'_>, pod: Option<&PodSpec>) {
@@ -210,8 +209,8 @@ fn check_pod(case: &Case<'_>, pod: Option<&PodSpec>) {
     }
 }
 
-fn one<T: DeserializeOwned>(value: Option<&Value>) -> Result<Option<T>, serde_json::Error> {
-    value.map(|value| serde_json::from_value(value.clone())).transpose()
+fn one<T: DeserializeOwned>(block: Option<&PodBlock>) -> Result<Option<T>, serde_json::Error> {
+    block.map(|block| serde_json::from_value(block.0.clone())).transpose()
 }
 
 // ---- Database -------------------------------------------------------------------------------------------------------

@@ -275,17 +275,21 @@ fn reference_of(name: &str, known: &Map<String, Value>) -> Option<String> {
     })
 }
 
-/// Where else a field of this name is: first in the same kind, then in the others. Of several places the one that
-/// shares the longest beginning with `parent`.
+/// Where else a field of this name is. Of several places: one in a block of the same name, one of the same kind, the one
+/// that shares the longest beginning with `parent`.
 fn owner(kind: Kind, parent: &str, name: &str) -> Option<String> {
-    let others = Kind::ALL.into_iter().filter(|other| *other != kind);
-    std::iter::once(kind).chain(others).find_map(|kind| {
-        let mut places = Vec::new();
-        collect(spec_schema(kind), "spec", name, &mut places);
-        let shared = |place: &String| place.bytes().zip(parent.bytes()).take_while(|(a, b)| a == b).count();
-        places.sort_by_key(|place| (std::cmp::Reverse(shared(place)), place.len()));
-        places.first().map(|place| format!("{kind}.{place}"))
-    })
+    let mut places: Vec<(Kind, String)> = Vec::new();
+    for other in Kind::ALL {
+        let mut found = Vec::new();
+        collect(spec_schema(other), "spec", name, &mut found);
+        places.extend(found.into_iter().map(|place| (other, place)));
+    }
+    let block = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
+    let shared = |place: &str| place.bytes().zip(parent.bytes()).take_while(|(a, b)| a == b).count();
+    places.sort_by_key(|(other, place)| {
+        (block(place) != block(parent), *other != kind, std::cmp::Reverse(shared(place)), place.len())
+    });
+    places.first().map(|(kind, place)| format!("{kind}.{place}"))
 }
 
 fn collect(schema: &Value, path: &str, name: &str, places: &mut Vec<String>) {

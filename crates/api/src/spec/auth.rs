@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::common::SecretRef;
 use crate::{
     crd::{at_most_one, exactly_one},
-    value::{DurationText, positive_duration},
+    value::{DurationText, POSITIVE_DURATION_PATTERN},
 };
 
 /// Check of incoming requests: exactly one block.
@@ -86,7 +86,7 @@ pub struct HmacSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timestamp_header: Option<String>,
     /// Older or newer requests are refused. Default 5m.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timestamp_tolerance: Option<DurationText>,
     /// What is signed. Default TIMESTAMP_DOT_BODY with a timestamp header, else BODY.
@@ -152,7 +152,7 @@ pub struct WebhookSecretSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub previous_secret_from: Option<SecretRef>,
     /// Older or newer requests are refused. Default 5m.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tolerance: Option<DurationText>,
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     crd::{exactly_one, together},
-    value::{DurationText, positive_duration},
+    value::{DurationText, POSITIVE_DURATION_PATTERN},
 };
 
 /// Name of an object in the same namespace.
@@ -105,7 +105,7 @@ pub struct TransformSpec {
     #[schemars(length(min = 1, max = 16384))]
     pub expression: String,
     /// Longest time of one evaluation. Default 100ms.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout: Option<DurationText>,
     /// Deepest nesting of one evaluation. Default 100.
@@ -122,11 +122,11 @@ pub struct TransformSpec {
 #[serde(rename_all = "camelCase")]
 pub struct BackoffSpec {
     /// Delay before the second attempt.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initial: Option<DurationText>,
     /// Longest delay.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max: Option<DurationText>,
 }

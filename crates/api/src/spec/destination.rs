@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     crd::{at_least_one, destination_rules, exactly_one, rule},
-    value::{DurationText, positive_duration},
+    value::{DurationText, POSITIVE_DURATION_PATTERN},
 };
 
 /// A named exit: messages are delivered there at least once.
@@ -110,7 +110,7 @@ pub struct BreakerSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failures: Option<u32>,
     /// Held for so long before one row probes. Default 10s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open_for: Option<DurationText>,
 }
@@ -123,7 +123,7 @@ pub struct HttpDestinationSpec {
     #[schemars(length(min = 1))]
     pub url: String,
     /// Bounds the whole attempt. Default 30s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout: Option<DurationText>,
     /// Credential that is sent.
@@ -219,7 +219,7 @@ pub struct RabbitMqDestinationSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delivery_mode: Option<DeliveryMode>,
     /// Time until the confirm. Default 30s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout: Option<DurationText>,
 }
@@ -244,7 +244,7 @@ pub struct KafkaDestinationSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_template: Option<String>,
     /// The whole budget of one attempt, 2s or more. Default 30s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout: Option<DurationText>,
     /// Default PLAINTEXT.
@@ -285,7 +285,7 @@ pub struct NatsDestinationSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub jet_stream: Option<bool>,
     /// Time until the acknowledgement. Default 30s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout: Option<DurationText>,
     /// User.

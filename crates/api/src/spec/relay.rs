@@ -1,6 +1,6 @@
 //! `Relay`: one database with its tables, routes and workers (contract 13.4).
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use kube::CustomResource;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     crd::{exactly_one, relay_rules, rule, together},
-    value::{DurationText, SizeText, positive_duration, positive_size},
+    value::{DurationText, SizeText, POSITIVE_DURATION_PATTERN, POSITIVE_SIZE_PATTERN},
 };
 
 /// One database, its routes, and the workers that serve it.
@@ -63,7 +63,7 @@ pub struct RelaySpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodSpec>,
     /// Time from the stop signal to the end, at most 15m. Default 30s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drain_timeout: Option<DurationText>,
     /// The database. Its kind is immutable. Default in a local run: SQLite in ./queuebox.db.
@@ -111,7 +111,7 @@ pub struct AutoscalingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_pending: Option<i64>,
     /// Age of the oldest startable row that is aimed at. Default 30s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_oldest_age: Option<DurationText>,
 }
@@ -129,12 +129,42 @@ pub struct DisruptionSpec {
     pub max_unavailable: Option<i32>,
 }
 
-fn open_object(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
+/// A block of Kubernetes' own, as in a pod. Its schema is left open, or the definition would be several times as large.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PodBlock(pub Value);
+
+/// A list of blocks of Kubernetes' own, as in a pod.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PodBlocks(pub Value);
+
+impl JsonSchema for PodBlock {
+    fn schema_name() -> Cow<'static, str> {
+        "PodBlock".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
+    }
 }
 
-fn open_objects(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "array", "maxItems": 64, "items": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}})
+impl JsonSchema for PodBlocks {
+    fn schema_name() -> Cow<'static, str> {
+        "PodBlocks".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "array", "items": PodBlock::json_schema(generator)})
+    }
 }
 
 /// Changes to the worker pods. Blocks of Kubernetes' own are written as in a pod.
@@ -153,44 +183,36 @@ pub struct PodSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_account_name: Option<String>,
     /// As in a container.
-    #[schemars(schema_with = "open_object")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub resources: Option<Value>,
+    pub resources: Option<PodBlock>,
     /// As in a container.
-    #[schemars(schema_with = "open_objects")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub env: Option<Value>,
+    pub env: Option<PodBlocks>,
     /// Volumes of kind secret, configMap, csi, projected or emptyDir, as in a pod.
-    #[schemars(schema_with = "open_objects")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub extra_volumes: Option<Value>,
+    pub extra_volumes: Option<PodBlocks>,
     /// As in a container.
-    #[schemars(schema_with = "open_objects")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub extra_volume_mounts: Option<Value>,
+    pub extra_volume_mounts: Option<PodBlocks>,
     /// As in a pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<BTreeMap<String, String>>,
     /// As in a pod.
-    #[schemars(schema_with = "open_objects")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub tolerations: Option<Value>,
+    pub tolerations: Option<PodBlocks>,
     /// As in a pod.
-    #[schemars(schema_with = "open_object")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub affinity: Option<Value>,
+    pub affinity: Option<PodBlock>,
     /// As in a pod.
-    #[schemars(schema_with = "open_objects")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub topology_spread_constraints: Option<Value>,
+    pub topology_spread_constraints: Option<PodBlocks>,
     /// As in a pod.
     #[schemars(length(min = 1, max = 253))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority_class_name: Option<String>,
     /// As in a pod.
-    #[schemars(schema_with = "open_object")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub security_context: Option<Value>,
+    pub security_context: Option<PodBlock>,
     /// Labels of the pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub labels: Option<BTreeMap<String, String>>,
@@ -228,11 +250,11 @@ pub struct DatabaseSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool_size: Option<u32>,
     /// Default 30s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connect_timeout: Option<DurationText>,
     /// How long a start waits for the database. Default 60s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub startup_timeout: Option<DurationText>,
     /// Default outbox.
@@ -366,7 +388,7 @@ pub struct SqliteSpec {
     #[schemars(length(min = 1))]
     pub path: String,
     /// How long a statement waits for another writer. Default 5s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub busy_timeout: Option<DurationText>,
 }
@@ -465,7 +487,7 @@ pub struct OutboxSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_sent: Option<OnSent>,
     /// Longest idle wait. Default 100ms.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub poll_interval: Option<DurationText>,
     /// Rows per round trip. Default 500.
@@ -477,11 +499,11 @@ pub struct OutboxSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_in_flight: Option<u32>,
     /// Their payloads. Default 64MiB.
-    #[schemars(schema_with = "positive_size")]
+    #[schemars(extend("pattern" = POSITIVE_SIZE_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_in_flight_bytes: Option<SizeText>,
     /// A larger payload is never loaded. Default 16MiB.
-    #[schemars(schema_with = "positive_size")]
+    #[schemars(extend("pattern" = POSITIVE_SIZE_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_payload_size: Option<SizeText>,
     /// Delays between attempts. Default 1s to 60s.
@@ -496,11 +518,11 @@ pub struct OutboxSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_crashes: Option<i32>,
     /// The lease, 3s or more. Default 30s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim_timeout: Option<DurationText>,
     /// How often the gauges are counted. Default 5s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending_gauge_interval: Option<DurationText>,
 }
@@ -514,19 +536,19 @@ pub struct InboxSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base_path: Option<String>,
     /// Default 1MiB.
-    #[schemars(schema_with = "positive_size")]
+    #[schemars(extend("pattern" = POSITIVE_SIZE_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_body_size: Option<SizeText>,
     /// Default 30s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub body_timeout: Option<DurationText>,
     /// Bodies that are being read or stored. Default 64MiB.
-    #[schemars(schema_with = "positive_size")]
+    #[schemars(extend("pattern" = POSITIVE_SIZE_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_bytes_in_flight: Option<SizeText>,
     /// How long an http source tries to store. Default 5s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store_timeout: Option<DurationText>,
     /// How long a broker source tries to store; 0s = once. Default 30s.
@@ -549,7 +571,7 @@ pub struct InboxRelaySpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
     /// Longest idle wait. Default 100ms.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub poll_interval: Option<DurationText>,
     /// Rows per round trip. Default 500.
@@ -557,11 +579,11 @@ pub struct InboxRelaySpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_size: Option<u32>,
     /// The lease. Default 30s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim_timeout: Option<DurationText>,
     /// How often the gauges are counted. Default 5s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending_gauge_interval: Option<DurationText>,
     /// Stamped on forwarded rows. Default outbox.maxAttempts.
@@ -589,11 +611,11 @@ pub struct RetentionSpec {
     "!(has(self.maxCount) && (has(self.maxAge) || has(self.deadMaxAge)))", "give an age or a count, not both")))]
 pub struct OutboxRetentionSpec {
     /// Older rows are deleted.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_age: Option<DurationText>,
     /// Older dead rows are deleted. Default maxAge.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dead_max_age: Option<DurationText>,
     /// All but the newest of each finished state are deleted.
@@ -601,7 +623,7 @@ pub struct OutboxRetentionSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_count: Option<i64>,
     /// Default 1h.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cleanup_interval: Option<DurationText>,
     /// Rows per statement. Default 1000.
@@ -615,15 +637,15 @@ pub struct OutboxRetentionSpec {
 #[serde(rename_all = "camelCase")]
 pub struct InboxRetentionSpec {
     /// Older rows are deleted. It must exceed the longest time in which a sender may repeat.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_age: Option<DurationText>,
     /// Older dead rows are deleted. Default maxAge.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dead_max_age: Option<DurationText>,
     /// Default 1h.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cleanup_interval: Option<DurationText>,
     /// Rows per statement. Default 1000.
@@ -725,11 +747,11 @@ pub struct AdminSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auth: Option<InboundAuthSpec>,
     /// Longest time of a tested transform. Default 1s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_transform_timeout: Option<DurationText>,
     /// Largest request. Default 64KiB.
-    #[schemars(schema_with = "positive_size")]
+    #[schemars(extend("pattern" = POSITIVE_SIZE_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_payload_size: Option<SizeText>,
 }

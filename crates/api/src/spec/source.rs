@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     crd::{exactly_one, source_rules},
-    value::{DurationText, OneOrMany, positive_duration},
+    value::{DurationText, OneOrMany, POSITIVE_DURATION_PATTERN},
 };
 
 /// A named entrance: messages are stored in the inbox of its Relay, once per idempotency key.
@@ -324,7 +324,7 @@ pub struct NatsSourceSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub filter_subject: Option<String>,
     /// Redelivered when not acknowledged for so long. Default 30s.
-    #[schemars(schema_with = "positive_duration")]
+    #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ack_wait: Option<DurationText>,
     /// Messages that may be unacknowledged. Default 100.

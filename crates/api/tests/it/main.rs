@@ -1,4 +1,5 @@
 //! Manifests from their text to the checked value or the report.
 
 mod check;
-mod tmp_crds;
+mod classic;
+mod load;
