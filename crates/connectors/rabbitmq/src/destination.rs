@@ -19,7 +19,7 @@ use lapin::{
     types::{AMQPValue, FieldTable, ShortString},
 };
 use queuebox_core::{
-    Fault,
+    Class, Fault,
     ports::{Delivery, Destination},
     template::{Address, TemplateContext},
 };
@@ -101,19 +101,28 @@ impl RabbitDestination {
         let deadline = Instant::now() + given;
         let message = self.inner.prepare(delivery)?;
         let mut offered = None;
-        loop {
-            let answer = match self.offer(delivery, &message, deadline).await {
-                Ok(Some(answer)) => answer,
-                Ok(None) if Instant::now() < deadline => continue,
-                Ok(None) => return Err(message.unless(offered, Error::NotSent("the channel ended".to_owned()))),
-                Err(error) => return Err(message.unless(offered, error)),
-            };
-            match timeout_at(deadline, answer).await {
-                // Another message was too large, and the broker ended the channel over it. That one is known by now, and
-                // this one has nothing to do with it. It may have arrived, so this may be a duplicate.
-                Ok(Ok(Verdict::Collateral(reason))) if Instant::now() < deadline => offered = Some(reason),
-                answer => return message.outcome(answer.ok(), given),
+        let error = loop {
+            match self.offer(delivery, &message, deadline).await {
+                Ok(Some(answer)) => match timeout_at(deadline, answer).await {
+                    // Another message was too large, and the broker ended the channel over it. That one is known by now,
+                    // and this one has nothing to do with it. It may have arrived, so this may be a duplicate.
+                    Ok(Ok(Verdict::Collateral(reason))) => offered = Some(reason),
+                    Ok(Ok(Verdict::NotOffered)) => {}
+                    answer => return message.outcome(answer.ok(), given),
+                },
+                Ok(None) => {}
+                Err(error) => break error,
             }
+            if Instant::now() >= deadline {
+                break Error::NotSent("the channel ended".to_owned());
+            }
+        };
+        // Once the message was on a channel, nothing says for certain that it did not arrive.
+        match offered {
+            Some(reason) if classify(&error).class == Class::NotConnected => {
+                Err(Error::Lost { exchange: message.exchange.to_string(), reason: format!("{reason}; then {error}") })
+            }
+            _ => Err(error),
         }
     }
 
@@ -293,16 +302,6 @@ impl Message {
         }
     }
 
-    /// Once the message was on a channel, nothing later says for certain that it did not arrive.
-    fn unless(&self, offered: Option<String>, error: Error) -> Error {
-        match offered {
-            Some(reason) => {
-                Error::Lost { exchange: self.exchange.to_string(), reason: format!("{reason}; then {error}") }
-            }
-            None => error,
-        }
-    }
-
     /// `None` = no answer in time; an answer that is no verdict = the channel's task is gone.
     fn outcome(self, answer: Option<Result<Verdict, oneshot::error::RecvError>>, given: Duration) -> Result<(), Error> {
         let exchange = self.exchange.to_string();
@@ -313,6 +312,7 @@ impl Message {
                 Err(Error::Returned { code, text, exchange, routing_key: self.routing_key.to_string() })
             }
             Some(Ok(Verdict::TooLarge { bytes, limit })) => Err(Error::TooLarge { bytes, limit }),
+            Some(Ok(Verdict::NotOffered)) => Err(Error::NotSent("the channel ended".to_owned())),
             Some(Ok(Verdict::Lost(reason) | Verdict::Collateral(reason))) => Err(Error::Lost { exchange, reason }),
             Some(Err(_)) => Err(Error::Lost { exchange, reason: "the channel ended".to_owned() }),
             None => Err(Error::NoConfirm { exchange, after: given }),

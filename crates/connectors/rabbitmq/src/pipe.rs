@@ -64,6 +64,8 @@ pub(crate) enum Verdict {
         bytes: usize,
         limit: usize,
     },
+    /// The channel ended before it had the message.
+    NotOffered,
     /// The channel ended over the size of another message.
     Collateral(String),
     /// The channel ended first.
@@ -165,6 +167,9 @@ impl Flow {
             }
         }
         self.messages.close();
+        while let Ok(message) = self.messages.try_recv() {
+            let _ = message.verdict.send(Verdict::NotOffered);
+        }
         match end {
             Some(error) => self.fail(judge, &error).await,
             None => judge.lose(&format!("RabbitMQ leaves more than {UNCONFIRMED_MAX} messages unconfirmed")),
@@ -175,6 +180,10 @@ impl Flow {
     fn send(&mut self, message: Publish) {
         let Publish { id, exchange, routing_key, properties, body, verdict } = message;
         if verdict.is_closed() {
+            return;
+        }
+        if !self.channel.status().connected() {
+            let _ = verdict.send(Verdict::NotOffered);
             return;
         }
         let channel = self.channel.clone();

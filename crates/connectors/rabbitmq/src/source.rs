@@ -74,7 +74,9 @@ enum End {
 impl RabbitSource {
     /// A source that connects when it runs.
     pub fn new(config: SourceConfig) -> Self {
-        Self { config, health: Mutex::new(SourceHealth::Down("not started".to_owned())) }
+        let source = Self { config, health: Mutex::new(SourceHealth::Up) };
+        source.down("not connected yet");
+        source
     }
 
     fn say(&self, health: SourceHealth) {
@@ -310,7 +312,7 @@ impl Source for RabbitSource {
             stopping.cancel();
         };
         futures::join!(work, watch);
-        self.say(SourceHealth::Down("stopped".to_owned()));
+        self.down("stopped");
     }
 
     fn health(&self) -> SourceHealth {

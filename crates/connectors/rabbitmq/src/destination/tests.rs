@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use queuebox_core::{
-    Class, Uuid,
+    Uuid,
     template::{Template, Vocabulary},
 };
 

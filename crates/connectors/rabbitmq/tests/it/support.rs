@@ -11,9 +11,10 @@ use lapin::{
     },
     types::{AMQPValue, FieldTable},
 };
-use queuebox_conformance::destination::Arrived;
+use queuebox_conformance::destination::{Arrived, delivery};
 use queuebox_core::{
     Uuid,
+    ports::Delivery,
     template::{Address, Template, Vocabulary},
 };
 use queuebox_rabbitmq::{
@@ -67,6 +68,11 @@ pub fn source(url: &str, queue: &str) -> SourceConfig {
     SourceConfig { connection: connection(url), queue: queue.to_owned(), prefetch: 10, declare_queue: false }
 }
 
+/// A row with a new id.
+pub fn row(n: usize, topic: &str) -> Delivery {
+    Delivery { topic: topic.to_owned(), ..delivery(n) }
+}
+
 /// A client past the trouble.
 pub struct Client {
     /// Its channel, in confirm mode.
@@ -77,7 +83,11 @@ pub struct Client {
 
 impl Client {
     pub async fn connect(url: &str) -> Self {
-        let connection = Connection::connect(url, ConnectionProperties::default()).await.unwrap();
+        // A virtual host takes connections some time after it was made.
+        let connection = eventually_ok("a connection", Duration::from_secs(60), || {
+            Connection::connect(url, ConnectionProperties::default())
+        })
+        .await;
         let channel = connection.create_channel().await.unwrap();
         channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
         Self { channel, connection, got: Mutex::default() }

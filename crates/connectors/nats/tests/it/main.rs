@@ -1,0 +1,5 @@
+//! The NATS connector against a real NATS.
+
+mod support;
+
+mod contract;
