@@ -163,6 +163,7 @@ macro_rules! store_tests {
             the_nearest_later_row_is_told
             rows_not_due_are_walked
             the_lap_ends_at_the_walk
+            a_lap_ends_between_children
             a_destination_is_read_alone
             a_late_commit_is_read
             sent_rows_are_settled

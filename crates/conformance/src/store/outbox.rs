@@ -390,6 +390,21 @@ pub async fn the_lap_ends_at_the_walk<H: StoreHarness>() {
     assert!(w.store.poll(&fence, &[], Some(&start)).await.unwrap().lap.is_empty());
 }
 
+/// Rows of one sequence on both sides of the walk's place are told apart by their id.
+pub async fn a_lap_ends_between_children<H: StoreHarness>() {
+    let w = World::<H>::start().await;
+    let fence = w.owner().await;
+    let parent = w.insert(Insert::key("k")).await;
+    let mut children = expand(&w, &fence, parent, &["a", "b", "c", "d"]).await;
+    children.sort();
+    let sequence = w.row(parent).await.sequence;
+    let at = |child: usize| Some(Position { sequence, id: children[child] });
+    let read = Read { walk_after: at(2), lap_after: at(0), lap_limit: 10, ..everything() };
+    let polled = w.store.poll(&fence, &[], Some(&read)).await.unwrap();
+    assert_eq!(ids(&polled.walk), children[3..]);
+    assert_eq!(ids(&polled.lap), children[1..3]);
+}
+
 /// A destination alone: rows of its topics without destination, its children, nothing that has a key.
 pub async fn a_destination_is_read_alone<H: StoreHarness>() {
     let w = World::<H>::start().await;

@@ -39,7 +39,10 @@ use std::{
 pub use classify::classify;
 use queuebox_core::Fault;
 use queuebox_sql::Names;
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{
+    ConnectOptions as _,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous},
+};
 
 /// What becomes of a row that its destination took (`outbox.onSent`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -87,7 +90,6 @@ pub struct SqliteStore {
 
 struct Inner {
     config: SqliteConfig,
-    options: SqliteConnectOptions,
     /// One connection: SQLite has one writer at a time, and a queue in memory is fairer than its busy handler.
     writer: SqlitePool,
     readers: SqlitePool,
@@ -125,6 +127,7 @@ pub async fn open(config: SqliteConfig) -> Result<SqliteStore, Fault> {
         .synchronous(SqliteSynchronous::Full)
         .busy_timeout(config.busy_timeout)
         .statement_cache_capacity(256)
+        .disable_statement_logging()
         .pragma("temp_store", "MEMORY")
         // Gives space back after a long read has kept the log from being reset.
         .pragma("journal_size_limit", "67108864");
@@ -139,10 +142,9 @@ pub async fn open(config: SqliteConfig) -> Result<SqliteStore, Fault> {
     };
     let writer =
         pool(1).connect_with(options.clone()).await.map_err(|error| classify::opening(&config.path, &error))?;
-    let readers = pool(config.pool_size.max(3) - 1).connect_lazy_with(options.clone());
+    let readers = pool(config.pool_size.max(3) - 1).connect_lazy_with(options);
     let inner = Inner {
         config,
-        options,
         writer,
         readers,
         waiting: AtomicU32::new(0),

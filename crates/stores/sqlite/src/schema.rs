@@ -405,7 +405,6 @@ impl Schema for SqliteStore {
     }
 
     async fn close(&self) {
-        self.inner.wake.close().await;
         self.inner.readers.close().await;
         // Last: the connection that closes last folds the log into the file.
         self.inner.writer.close().await;
