@@ -673,6 +673,8 @@ impl<'f> Reading<'f> {
             } else if self.resolve(inner, key, value).is_some() || same(key, "routingKeyTemplate") {
                 let key = if same(key, "routingKeyTemplate") { "routingKey" } else { key };
                 of_kind.insert(key.to_owned(), value.clone());
+            } else if let Some(joined) = self.joined(inner, key, value) {
+                of_kind.extend(joined);
             } else if self.resolve(auth, key, value).is_some() {
                 of_auth.insert(key.clone(), value.clone());
             } else {

@@ -214,7 +214,7 @@ fn sources_that_are_wrong() {
         (http_case("http: {path: /a}, transform: {expression: \"(1 +\", timeout: 0ms, onError: fail}"), vec![
             "spec.transform.timeout: must be above zero",
             "spec.transform.onError: \"fail\" is none of Fail, Skip, Dead (did you mean Fail?)",
-            "spec.transform.expression: is no JSONata: Unexpected end of input",
+            "spec.transform.expression: is no JSONata: S0207: Unexpected end of expression",
         ]),
         (http_case("http: {path: /a}, filter: {require: [{header: a}, {header: b, equals: x, in: [y]}, {header: c, matches: \"***\"}, {header: d, exists: false}]}"), vec![
             "spec.filter.require[3].exists: cannot be false",

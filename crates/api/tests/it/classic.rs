@@ -135,7 +135,7 @@ fn converted_manifests_say_the_same_and_no_secret() {
 #[test]
 fn unknown_keys_and_variables_are_errors() {
     let classic = read(
-        "outbox: {batchSzie: 5, pollIntervalMs: fast}\nsorces: {}\ndestinations: {a: {baseUrl: x, queueName: q}, b: {}, c: {type: ftp}}\nserver: {httpPort: ${NOT_SET}}\n",
+        "outbox: {batchSzie: 5, pollIntervalMs: fast}\nsorces: {}\ndestinations: {a: {baseUrl: x, queueName: q}, b: {}, c: {type: ftp}}\nserver:\n  httpPort: ${NOT_SET}\n",
         &[("QUEUEBOX_OUTBOX_CONCURENCY", "5"), ("QUEUEBOX_PORT", "tcp://10.0.0.1:80"), ("QUEUEBOX_INBOX_MAXBODYBYTES", "many")],
     );
     insta::assert_snapshot!("classic_problems", problems(&classic).join("\n"));
