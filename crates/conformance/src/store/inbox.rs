@@ -495,13 +495,14 @@ pub async fn a_refused_forward_fails_alone<H: StoreHarness>() {
     let w = World::<H>::start().await;
     let fence = w.owner().await;
     let mut ids = Vec::new();
-    for key in ["a", "b", "c"] {
+    for key in ["a", "b", "c", "moved"] {
         ids.push(admit_one(&w, message("s", key)).await);
     }
     let mut batch: Vec<_> = ids.iter().copied().map(forward).collect();
     batch[1].topic = "x".repeat(300);
+    w.edit("inbox", ids[3], &[("state", "'dead'")]).await;
     let forwarded = w.store.forward(&fence, &batch, 5).await.unwrap();
-    assert!(forwarded.lost.is_empty());
+    assert_eq!(forwarded.lost, [ids[3]]);
     assert_eq!(forwarded.refused.len(), 1);
     assert_eq!(forwarded.refused[0].0, ids[1]);
     assert_eq!(state(&w, ids[1]).await, State::Pending);

@@ -93,11 +93,9 @@ struct Receipt<'a> {
 }
 
 impl SqliteStore {
-    /// The first receipt of `count` rows: now, or just behind the last receipt of this process within the same millisecond
-    /// of SQLite's clock. After a step back of the clock receipts follow the clock again.
+    /// The first receipt of `count` rows.
     fn receipts(&self, now_us: i64, count: usize) -> i64 {
-        let last = self.inner.last_receipt_us.load(Ordering::Relaxed);
-        let first = if (now_us..now_us + 1_000_000).contains(&last) { last + 1 } else { now_us };
+        let first = first_receipt(self.inner.last_receipt_us.load(Ordering::Relaxed), now_us);
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         self.inner.last_receipt_us.store(first.saturating_add(count - 1), Ordering::Relaxed);
         first
@@ -329,6 +327,12 @@ impl Inbox for SqliteStore {
     }
 }
 
+/// Now, or just behind the last receipt of this process: SQLite's clock has milliseconds, and two batches may fall into one.
+/// After a step back of the clock by more than a second receipts follow the clock again.
+fn first_receipt(last_us: i64, now_us: i64) -> i64 {
+    if (now_us..now_us + 1_000_000).contains(&last_us) { last_us + 1 } else { now_us }
+}
+
 fn bind_row<'q>(query: Query<'q, Sqlite, SqliteArguments>, row: &Receipt<'_>) -> Query<'q, Sqlite, SqliteArguments> {
     let message = row.message;
     let from = message.published_at_us.map_or(row.received_us, |published| published.min(row.received_us));
@@ -367,4 +371,18 @@ fn push_row(row: &sqlx::sqlite::SqliteRow) -> Result<PushRow, sqlx::Error> {
 
 pub(crate) fn consumption(word: String) -> Consumption {
     if word == "pull" { Consumption::Pull } else { Consumption::Push }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::first_receipt;
+
+    #[test]
+    fn receipts_rise_within_a_millisecond() {
+        let now = 1_764_470_000_123_000;
+        assert_eq!(first_receipt(0, now), now);
+        assert_eq!(first_receipt(now + 499, now), now + 500, "a second batch in the same millisecond");
+        assert_eq!(first_receipt(now - 1, now), now);
+        assert_eq!(first_receipt(now + 3_600_000_000, now), now, "the clock was set back");
+    }
 }

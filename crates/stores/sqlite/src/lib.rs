@@ -128,6 +128,8 @@ pub async fn open(config: SqliteConfig) -> Result<SqliteStore, Fault> {
         .busy_timeout(config.busy_timeout)
         .statement_cache_capacity(256)
         .disable_statement_logging()
+        // Rows come from a thread of the driver; the default of 50 stops it ten times in a batch.
+        .row_buffer_size(512)
         .pragma("temp_store", "MEMORY")
         // Gives space back after a long read has kept the log from being reset.
         .pragma("journal_size_limit", "67108864");
