@@ -40,7 +40,8 @@ pub(crate) fn properties(cluster: &Cluster) -> Result<(ClientConfig, Fingerprint
     for (property, secret) in secrets(cluster) {
         let value = secret.current().map_err(|reason| KafkaFault::Client {
             servers: cluster.bootstrap_servers.clone(),
-            reason: format!("{property}: {reason}"),
+            // The property comes last: in front of a colon its name would make a secret of the reason.
+            reason: format!("{reason}; it is needed for {property}"),
         })?;
         value.hash(&mut hasher);
         if value.contains('\0') {

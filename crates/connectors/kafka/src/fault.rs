@@ -152,6 +152,8 @@ pub(crate) struct Undelivered {
     pub code: RDKafkaErrorCode,
     /// A partition was chosen; before that nothing can have been sent.
     pub assigned: bool,
+    /// We stopped waiting; the library still holds the record.
+    pub given_up: bool,
 }
 
 impl Undelivered {
@@ -247,7 +249,7 @@ mod tests {
     }
 
     fn class_of(code: RDKafkaErrorCode, assigned: bool, declared: bool) -> Class {
-        classify(&from_delivery(Undelivered { code, assigned }, &About { declared, ..about() })).class
+        classify(&from_delivery(Undelivered { code, assigned, given_up: false }, &About { declared, ..about() })).class
     }
 
     #[test]

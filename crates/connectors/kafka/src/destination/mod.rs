@@ -16,6 +16,9 @@
 //!      ├────────────────────────────── Unknown, NotConnected           ◄───┘
 //!      └────────────────────────────── Up: all brokers down, login refused
 //! ```
+//!
+//! Producers are made anew only when a secret was rotated (noticed when the cluster is asked), when the library calls an error
+//! fatal, and when a lease ends while nothing gets through.
 
 mod producer;
 mod record;
@@ -88,8 +91,13 @@ impl KafkaDestination {
             size: record.size(),
             budget_ms: u64::try_from(budget.as_millis()).unwrap_or(u64::MAX),
         };
+        let acks = producers.link().acks();
         let Err(failed) = producers.send(&record, deadline).await else { return Ok(()) };
-        if failed.doubts_the_connection() {
+        if failed.given_up && budget < self.config.timeout && producers.link().acks() == acks {
+            // The lease ends and nothing gets through. What the library still holds would arrive later, perhaps behind what
+            // the lane's next owner sends; so these producers are given up, and their successor takes everything back.
+            producers.link().give_up();
+        } else if failed.doubts_the_connection() {
             producers.link().doubt("a record was not acknowledged in time");
         }
         let mut fault = from_delivery(failed, &about);
@@ -109,7 +117,11 @@ impl KafkaDestination {
         {
             return Ok(producers);
         }
-        let mut last = self.asking.lock().await;
+        // Waiting for the question of another record counts as well.
+        let Ok(mut last) = tokio::time::timeout_at(deadline, self.asking.lock()).await else {
+            let servers = self.config.cluster.bootstrap_servers.clone();
+            return Err(KafkaFault::Unreachable { servers, reason: "no answer in time".into() });
+        };
         if let Some(producers) = self.current()
             && producers.link().is_up()
         {
@@ -147,7 +159,7 @@ impl KafkaDestination {
             tracing::info!(
                 servers = self.config.cluster.bootstrap_servers,
                 rotated,
-                "Kafka producer is made anew; records in flight end with the old one"
+                "Kafka producer is made anew; what the old one holds is taken back"
             );
         }
         let config = self.config.clone();
@@ -156,7 +168,10 @@ impl KafkaDestination {
             .await
             .unwrap_or_else(|_| Err(KafkaFault::Client { servers, reason: "the runtime is stopping".into() }))?;
         let made = Arc::new(made);
-        *self.producers.write().unwrap_or_else(PoisonError::into_inner) = Some(made.clone());
+        let old = self.producers.write().unwrap_or_else(PoisonError::into_inner).replace(made.clone());
+        if let Some(old) = old {
+            old.take_back();
+        }
         Ok(made)
     }
 
@@ -194,5 +209,5 @@ impl Destination for KafkaDestination {
 
 /// A record that the library did not even queue.
 fn not_queued(code: RDKafkaErrorCode) -> Undelivered {
-    Undelivered { code, assigned: false }
+    Undelivered { code, assigned: false, given_up: false }
 }

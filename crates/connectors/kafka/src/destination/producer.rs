@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, OnceLock, PoisonError, RwLock,
-        atomic::{AtomicU8, Ordering},
+        atomic::{AtomicU8, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -15,7 +15,7 @@ use rdkafka::{
     config::{ClientConfig, RDKafkaLogLevel},
     error::{KafkaError, RDKafkaErrorCode},
     message::{DeliveryResult, Message},
-    producer::{BaseRecord, NoCustomPartitioner, Producer, ProducerContext, ThreadedProducer},
+    producer::{BaseRecord, NoCustomPartitioner, Producer, ProducerContext, PurgeConfig, ThreadedProducer},
 };
 use tokio::{sync::oneshot, time::Instant};
 
@@ -46,6 +46,8 @@ const FAILED: u8 = 2;
 #[derive(Debug, Default)]
 pub(super) struct Link {
     state: AtomicU8,
+    /// Acknowledged records.
+    acks: AtomicU64,
     /// The library's last complaint, for people.
     complaint: Mutex<Option<Complaint>>,
 }
@@ -75,7 +77,16 @@ impl Link {
         }
     }
 
-    /// The producer can never be used again.
+    pub(super) fn acks(&self) -> u64 {
+        self.acks.load(Ordering::Relaxed)
+    }
+
+    /// The producers are not used again.
+    pub(super) fn give_up(&self) {
+        self.state.store(FAILED, Ordering::Release);
+    }
+
+    /// The producers can never be used again.
     pub(super) fn failed_for_good(&self) -> bool {
         self.state.load(Ordering::Acquire) == FAILED
     }
@@ -84,7 +95,7 @@ impl Link {
         use RDKafkaErrorCode as C;
         let login = matches!(code, C::Authentication | C::SaslAuthenticationFailed | C::UnsupportedSASLMechanism);
         match code {
-            C::Fatal => self.state.store(FAILED, Ordering::Release),
+            C::Fatal => self.give_up(),
             C::AllBrokersDown => self.doubt(text),
             _ if login => self.doubt(text),
             _ => {}
@@ -129,12 +140,14 @@ impl ProducerContext<NoCustomPartitioner> for Reports {
     fn delivery(&self, result: &DeliveryResult<'_>, answer: Box<Answer>) {
         let outcome = match result {
             Ok(_) => {
+                self.link.acks.fetch_add(1, Ordering::Relaxed);
                 self.link.up();
                 Ok(())
             }
             Err((error, message)) => Err(Undelivered {
                 code: error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown),
                 assigned: message.partition() >= 0,
+                given_up: false,
             }),
         };
         // Nobody waits any more where the publish was given up.
@@ -179,6 +192,8 @@ impl Producers {
             .set("topic.metadata.refresh.interval.ms", "60000")
             // The topic's limit counts, not one of ours.
             .set("message.max.bytes", "1000000000")
+            // Measured on a busy machine: 0 costs half the throughput in requests, 5 (the default) only adds latency.
+            .set("linger.ms", "1")
             .set("batch.size", "1000000");
         overrides(&mut native, &config.cluster);
         let link = Arc::new(Link::default());
@@ -335,6 +350,15 @@ impl Producers {
         limit
     }
 
+    /// Takes back whatever these producers still hold; every record of it ends as ambiguous. They cannot be used afterwards:
+    /// the gap breaks the idempotent sequence.
+    pub(super) fn take_back(&self) {
+        let single = self.single.get().and_then(Option::as_ref);
+        for producer in std::iter::once(&self.batching).chain(single).filter_map(DropElsewhere::get) {
+            producer.purge(PurgeConfig::default().queue().inflight());
+        }
+    }
+
     /// Waits until nothing is in flight, at most `wait`.
     pub(super) async fn flush(self: Arc<Self>, wait: Duration) {
         let flushed = tokio::task::spawn_blocking(move || {
@@ -379,8 +403,8 @@ async fn hand_over(producer: &Native, record: &Record, deadline: Instant) -> Res
     };
     match tokio::time::timeout_at(deadline, receive).await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(_closed)) => Err(Undelivered { code: RDKafkaErrorCode::DestroyBroker, assigned: true }),
-        Err(_late) => Err(Undelivered { code: RDKafkaErrorCode::MessageTimedOut, assigned: true }),
+        Ok(Err(_closed)) => Err(Undelivered { code: RDKafkaErrorCode::DestroyBroker, assigned: true, given_up: false }),
+        Err(_late) => Err(Undelivered { code: RDKafkaErrorCode::MessageTimedOut, assigned: true, given_up: true }),
     }
 }
 

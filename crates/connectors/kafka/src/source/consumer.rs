@@ -63,7 +63,7 @@ pub(super) enum Wake {
     /// The client library has something.
     Kafka,
     /// The intake answered.
-    Answers { place: Place, assignment: u64, taken: Vec<bool> },
+    Answers { place: Place, assignment: u64, taken: Vec<bool>, reason: String },
     /// All topics are there, or what is wrong.
     Checked(Result<(), Wrong>),
 }
@@ -228,7 +228,9 @@ impl<'w> Session<'w> {
                         stopping = stopping.or(Some(Instant::now() + ANSWERS_MAX));
                     }
                     Ok(Wake::Kafka) => {}
-                    Ok(Wake::Answers { place, assignment, taken }) => self.answered(&place, assignment, &taken),
+                    Ok(Wake::Answers { place, assignment, taken, reason }) => {
+                        self.answered(&place, assignment, &taken, &reason)
+                    }
                     Ok(Wake::Checked(found)) => {
                         if let Some(why) = self.checked(found) {
                             return End::Again(why);
@@ -351,6 +353,7 @@ impl<'w> Session<'w> {
                 place: place.clone(),
                 assignment: assigned.assignment,
                 taken: Vec::new(),
+                reason: String::new(),
             };
             let intake = self.worker.intake.clone();
             self.worker.runtime.spawn(reply.fill(intake, batch));
@@ -362,7 +365,7 @@ impl<'w> Session<'w> {
         self.partitions.values().map(|assigned| assigned.progress.in_flight()).sum()
     }
 
-    fn answered(&mut self, place: &Place, assignment: u64, taken: &[bool]) {
+    fn answered(&mut self, place: &Place, assignment: u64, taken: &[bool], reason: &str) {
         let Some(assigned) = self.partitions.get_mut(place).filter(|assigned| assigned.assignment == assignment) else {
             return;
         };
@@ -379,6 +382,7 @@ impl<'w> Session<'w> {
                 partition = place.1,
                 offset,
                 ?pause,
+                reason,
                 "record not stored; its partition pauses and goes back to it"
             );
             self.pause(place, offset);
@@ -552,26 +556,34 @@ struct Reply {
     place: Place,
     assignment: u64,
     taken: Vec<bool>,
+    /// Why the first one that failed did.
+    reason: String,
 }
 
 impl Reply {
     async fn fill(mut self, intake: Arc<dyn Intake>, batch: Vec<Received>) {
-        let answers = intake.admit(batch).await;
-        self.taken = answers
-            .iter()
-            .map(|answer| matches!(answer, Admission::Stored(_) | Admission::Duplicate | Admission::Filtered))
-            .collect();
+        for answer in intake.admit(batch).await {
+            let failed = match answer {
+                Admission::Stored(_) | Admission::Duplicate | Admission::Filtered => None,
+                Admission::Failed(fault) => Some(format!("{}: {fault}", fault.code)),
+                Admission::Refused { reason, .. } => Some(reason),
+            };
+            self.taken.push(failed.is_none());
+            if let Some(reason) = failed.filter(|_| self.reason.is_empty()) {
+                self.reason = reason;
+            }
+        }
     }
 }
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        let answers = Wake::Answers {
+        let _ = self.wake.send(Wake::Answers {
             place: std::mem::take(&mut self.place),
             assignment: self.assignment,
             taken: std::mem::take(&mut self.taken),
-        };
-        let _ = self.wake.send(answers);
+            reason: std::mem::take(&mut self.reason),
+        });
     }
 }
 

@@ -11,3 +11,4 @@ mod destination;
 mod outages;
 mod rebalances;
 mod source;
+mod tls;

@@ -11,8 +11,8 @@ use queuebox_core::{
     Uuid,
     template::{Address, Template, Vocabulary},
 };
-use queuebox_kafka::{Cluster, DestinationConfig, OffsetReset, Sasl, Secret, SecurityProtocol, SourceConfig};
-use queuebox_testkit::{Kafka, Proxy, ProxyMode, free_port, private_kafka, unique};
+use queuebox_kafka::{Cluster, DestinationConfig, OffsetReset, Sasl, Secret, SecurityProtocol, SourceConfig, Tls};
+use queuebox_testkit::{Authority, Kafka, Proxy, ProxyMode, free_port, private_kafka, unique};
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
     admin::{AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication},
@@ -34,9 +34,11 @@ const PROXIES: usize = 3;
 
 /// The broker of this test binary.
 pub struct World {
-    /// Its process; only tests that have it to themselves stop it.
-    pub kafka: Kafka,
+    kafka: Kafka,
     sasl_port: u16,
+    tls_port: u16,
+    /// Who signed the broker's certificate, and admits clients.
+    pub authority: Authority,
     proxies: Mutex<Vec<Arc<Proxy>>>,
     free: Arc<Semaphore>,
     /// Runs the proxies, which outlive the runtime of a single test.
@@ -56,7 +58,7 @@ pub async fn world() -> &'static World {
 
 /// A broker with listeners of its own for logins and for each proxy. Kafka tells its clients where to connect, so that what
 /// stands in front of it must be known when it starts.
-pub async fn start_broker(proxied: &[u16], sasl_port: u16) -> Kafka {
+async fn start_broker(proxied: &[u16], sasl_port: u16, tls_port: u16, authority: &Authority) -> Kafka {
     let kafka = private_kafka().await;
     let folder = kafka.log().parent().expect("the log's folder").to_path_buf();
     let file = folder.join("server.properties");
@@ -69,15 +71,22 @@ pub async fn start_broker(proxied: &[u16], sasl_port: u16) -> Kafka {
         advertised += &format!(",PROXY{n}://127.0.0.1:{port}");
         map += &format!(",PROXY{n}:PLAINTEXT");
     }
-    listeners += &format!(",SASL://127.0.0.1:{sasl_port}");
-    advertised += &format!(",SASL://127.0.0.1:{sasl_port}");
-    map += ",SASL:SASL_PLAINTEXT";
-    let password = escaped(PASSWORD);
+    for all in [&mut listeners, &mut advertised] {
+        *all += &format!(",SASL://127.0.0.1:{sasl_port},TLS://127.0.0.1:{tls_port}");
+    }
+    map += ",SASL:SASL_PLAINTEXT,TLS:SSL";
+    let (password, server) = (escaped(PASSWORD), authority.server());
+    let keystore = folder.join("server.pem");
+    std::fs::write(&keystore, server.key_pem() + &server.cert_pem()).unwrap();
+    let (keystore, ca) = (keystore.display(), authority.ca_path().display());
     let more = format!(
         "\nlisteners={listeners}\nadvertised.listeners={advertised}\nlistener.security.protocol.map={map}\n\
          inter.broker.listener.name=PLAINTEXT\nlistener.name.sasl.sasl.enabled.mechanisms=PLAIN\n\
          listener.name.sasl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
-         user_{USER}=\"{password}\";\n"
+         user_{USER}=\"{password}\";\n\
+         listener.name.tls.ssl.keystore.type=PEM\nlistener.name.tls.ssl.keystore.location={keystore}\n\
+         listener.name.tls.ssl.truststore.type=PEM\nlistener.name.tls.ssl.truststore.location={ca}\n\
+         listener.name.tls.ssl.client.auth=required\n"
     );
     std::fs::write(&file, text + &more).unwrap();
     kafka.stop().await;
@@ -86,7 +95,7 @@ pub async fn start_broker(proxied: &[u16], sasl_port: u16) -> Kafka {
 }
 
 /// The target port of a proxy: the listener whose clients are told `proxied`.
-pub fn listener_behind(kafka: &Kafka, n: usize) -> u16 {
+fn listener_behind(kafka: &Kafka, n: usize) -> u16 {
     let folder = kafka.log().parent().expect("the log's folder").to_path_buf();
     let text = std::fs::read_to_string(folder.join("server.properties")).unwrap();
     let listeners = text.lines().filter_map(|line| line.strip_prefix("listeners=")).next_back().unwrap();
@@ -110,8 +119,8 @@ fn escaped(password: &str) -> String {
 impl World {
     async fn start() -> Self {
         let ports: Vec<u16> = (0..PROXIES).map(|_| free_port()).collect();
-        let sasl_port = free_port();
-        let kafka = start_broker(&ports, sasl_port).await;
+        let (sasl_port, tls_port, authority) = (free_port(), free_port(), Authority::new());
+        let kafka = start_broker(&ports, sasl_port, tls_port, &authority).await;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let mut proxies = Vec::new();
         for (n, port) in ports.into_iter().enumerate() {
@@ -122,6 +131,8 @@ impl World {
         Self {
             kafka,
             sasl_port,
+            tls_port,
+            authority,
             proxies: Mutex::new(proxies),
             free: Arc::new(Semaphore::new(PROXIES)),
             _runtime: runtime,
@@ -144,6 +155,16 @@ impl World {
             bootstrap_servers: format!("127.0.0.1:{}", self.sasl_port),
             security_protocol: SecurityProtocol::SaslPlaintext,
             sasl: Some(Sasl { mechanism: "PLAIN".into(), username: USER.into(), password: Secret::fixed(password) }),
+            ..Cluster::default()
+        }
+    }
+
+    /// The cluster that wants a certificate.
+    pub fn tls_cluster(&self, tls: Tls) -> Cluster {
+        Cluster {
+            bootstrap_servers: format!("127.0.0.1:{}", self.tls_port),
+            security_protocol: SecurityProtocol::Ssl,
+            tls,
             ..Cluster::default()
         }
     }
@@ -451,10 +472,7 @@ pub fn destination(cluster: Cluster, topic: &str, timeout: Duration) -> Destinat
 }
 
 /// A source of `group` on `topics`.
-pub fn source(mut cluster: Cluster, group: &str, topics: &[&str], max_poll_records: u32) -> SourceConfig {
-    if let Ok(debug) = std::env::var("KDEBUG") {
-        cluster.properties.push(("debug".into(), debug));
-    }
+pub fn source(cluster: Cluster, group: &str, topics: &[&str], max_poll_records: u32) -> SourceConfig {
     SourceConfig {
         cluster,
         group_id: group.to_owned(),
