@@ -4,9 +4,9 @@
 //!
 //! A stream drops a message whose `Nats-Msg-Id` it has seen within its duplicate window. An outbox id alone would make it
 //! drop a replay, which carries the same id and must be delivered once more. So each publish has an id of its own,
-//! `<outbox id>.<random>`, with one exception: a publish that follows an attempt of this process whose outcome is unknown
-//! (time-out, lost connection) repeats the id of that attempt. Then the stream recognises the second copy if the first has
-//! arrived, and says "duplicate", which is done. A replay starts with attempt 0 and so never repeats an id.
+//! `<outbox id>.<random>`, with one exception: after an attempt of this process whose outcome is unknown (time-out, lost
+//! connection) the next attempts repeat its id until the message is done. Then the stream recognises the second copy if the
+//! first has arrived, and says "duplicate", which is done. A replay starts with attempt 0 and so never repeats an id.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -27,7 +27,7 @@ use async_nats::{
 };
 use async_trait::async_trait;
 use queuebox_core::{
-    Fault, Uuid,
+    Class, Fault, Uuid,
     ports::{Delivery, Destination},
     template::TemplateContext,
 };
@@ -104,17 +104,15 @@ impl NatsDestination {
         let given = config.timeout.min(delivery.time_left);
         let deadline = Instant::now() + given;
         let message_id = config.jetstream.then(|| self.inner.message_id(delivery));
-        let message = prepare(config, delivery, message_id.as_deref())?;
+        let message = prepare(config, delivery, message_id.as_ref().map(|id| id.text.as_str()))?;
         let link = self.link(deadline, false).await?;
         message.check_size(link.client.max_payload())?;
-        let result = if config.jetstream {
-            message.publish(&link, deadline, given).await
-        } else {
-            message.write(&link, deadline, given).await
+        let result = match &message_id {
+            Some(_) => message.publish(&link, deadline, given).await,
+            None => message.write(&link, deadline, given).await,
         };
-        if let (Err(Error::Lost { .. } | Error::NoAck { .. }), Some(message_id)) = (&result, message_id) {
-            let mut unknown = self.inner.unknown.lock().unwrap_or_else(PoisonError::into_inner);
-            unknown.remember(delivery.id, delivery.attempt, message_id);
+        if let Some(message_id) = message_id {
+            self.inner.learn(delivery, message_id, &result);
         }
         result
     }
@@ -201,12 +199,35 @@ impl Inner {
     }
 
     /// See the module head.
-    fn message_id(&self, delivery: &Delivery) -> String {
+    fn message_id(&self, delivery: &Delivery) -> MessageId {
         let repeated = (delivery.attempt > 0)
-            .then(|| self.unknown.lock().unwrap_or_else(PoisonError::into_inner).take(delivery.id, delivery.attempt))
+            .then(|| self.unknown.lock().unwrap_or_else(PoisonError::into_inner).before(delivery.id, delivery.attempt))
             .flatten();
-        repeated.unwrap_or_else(|| format!("{}.{:016x}", delivery.id, rand::random::<u64>()))
+        let repeats = repeated.is_some();
+        let text = repeated.unwrap_or_else(|| format!("{}.{:016x}", delivery.id, rand::random::<u64>()));
+        MessageId { text, repeats }
     }
+
+    /// The id stays in use from the first unknown outcome until the message is done.
+    fn learn(&self, delivery: &Delivery, message_id: MessageId, result: &Result<(), Error>) {
+        let class = result.as_ref().err().map(|error| classify(error).class);
+        let unknown = || self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+        match class {
+            // No attempt was spent, so the next one has the same number.
+            Some(Class::NotConnected) => {}
+            Some(Class::Ambiguous) => unknown().remember(delivery.id, delivery.attempt, message_id.text),
+            Some(_) if message_id.repeats => unknown().remember(delivery.id, delivery.attempt, message_id.text),
+            None if message_id.repeats => unknown().forget(delivery.id),
+            Some(_) | None => {}
+        }
+    }
+}
+
+/// A `Nats-Msg-Id`.
+struct MessageId {
+    text: String,
+    /// It was used for the attempt before.
+    repeats: bool,
 }
 
 /// Publishes of this process whose outcome nobody knows: id to attempt and `Nats-Msg-Id`.
@@ -229,10 +250,15 @@ impl Unknown {
     }
 
     /// The id of the attempt just before this one.
-    fn take(&mut self, id: Uuid, attempt: i32) -> Option<String> {
-        let (before, message_id) = self.ids.remove(&id)?;
-        self.order.retain(|known| *known != id);
-        (before.checked_add(1) == Some(attempt)).then_some(message_id)
+    fn before(&self, id: Uuid, attempt: i32) -> Option<String> {
+        let (before, message_id) = self.ids.get(&id)?;
+        (before.checked_add(1) == Some(attempt)).then(|| message_id.clone())
+    }
+
+    fn forget(&mut self, id: Uuid) {
+        if self.ids.remove(&id).is_some() {
+            self.order.retain(|known| *known != id);
+        }
     }
 }
 

@@ -1,10 +1,7 @@
 //! What a row becomes on the wire, without a server.
 
 use bytes::Bytes;
-use queuebox_core::{
-    Class,
-    template::{Address, Template, Vocabulary},
-};
+use queuebox_core::template::{Address, Template, Vocabulary};
 
 use super::*;
 use crate::config::{ConnectionConfig, Login, TlsConfig};
@@ -84,20 +81,29 @@ fn what_nats_cannot_carry_is_refused_and_an_empty_subject_fails_the_attempt() {
 }
 
 #[test]
-fn only_the_attempt_after_an_unknown_outcome_repeats_its_message_id() {
+fn only_attempts_after_an_unknown_outcome_repeat_its_message_id() {
     let inner = &NatsDestination::new(config("s")).inner;
     let at = |attempt| Delivery { attempt, ..delivery() };
+    let id = |attempt| inner.message_id(&at(attempt)).text;
+    let learn = |attempt, result| inner.learn(&at(attempt), inner.message_id(&at(attempt)), &result);
+    let lost = || Err(Error::Lost { subject: String::new(), reason: String::new() });
+    let full = || Err(Error::Nacked { subject: String::new(), reason: String::new() });
     let first = inner.message_id(&at(0));
-    assert!(first.starts_with("00000000-0000-0000-0000-000000000007."));
-    assert_ne!(first, inner.message_id(&at(0)), "a replay begins with attempt 0 and is new");
-    let remember = |attempt| inner.unknown.lock().expect("lock").remember(delivery().id, attempt, first.clone());
-    remember(0);
-    assert_eq!(inner.message_id(&at(1)), first, "the stream may hold it already");
-    assert_ne!(inner.message_id(&at(1)), first, "known by now");
-    remember(0);
-    assert_ne!(inner.message_id(&at(0)), first, "replayed after an unknown outcome: to be delivered again");
-    remember(0);
-    assert_ne!(inner.message_id(&at(3)), first, "somebody else tried in between");
+    let text = first.text.clone();
+    assert!(text.starts_with("00000000-0000-0000-0000-000000000007."));
+    assert_ne!(id(0), text, "a replay begins with attempt 0 and is new");
+    inner.learn(&at(0), first, &lost());
+    assert_eq!(id(1), text, "the stream may hold it already");
+    learn(1, Err(Error::NotSent(String::new())));
+    assert_eq!(id(1), text, "not connected spends no attempt");
+    learn(1, full());
+    assert_eq!(id(2), text, "refused this time, and yet the first one may be there");
+    assert_ne!(id(0), text, "replayed after an unknown outcome: to be delivered again");
+    assert_ne!(id(4), text, "somebody else tried in between");
+    learn(2, Ok(()));
+    assert_ne!(id(3), text, "done");
+    learn(0, full());
+    assert_ne!(id(1), text);
 }
 
 #[test]

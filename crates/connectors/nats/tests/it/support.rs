@@ -6,9 +6,10 @@ use async_nats::{
     Client, HeaderMap,
     jetstream::{self, Context, stream},
 };
-use queuebox_conformance::destination::Arrived;
+use queuebox_conformance::destination::{Arrived, delivery};
 use queuebox_core::{
     Uuid,
+    ports::Delivery,
     template::{Address, Template, Vocabulary},
 };
 use queuebox_nats::{ConnectionConfig, DestinationConfig, Login, SourceConfig, TlsConfig};
@@ -56,6 +57,11 @@ pub fn source(port: u16, stream: &str) -> SourceConfig {
     }
 }
 
+/// A row with a new id and topic `order.created`.
+pub fn row(n: usize) -> Delivery {
+    delivery(n)
+}
+
 /// A client past the trouble.
 pub struct Direct {
     pub client: Client,
@@ -64,7 +70,10 @@ pub struct Direct {
 
 impl Direct {
     pub async fn connect(url: &str) -> Self {
-        let client = async_nats::connect(url).await.unwrap();
+        Self::on(async_nats::connect(url).await.unwrap())
+    }
+
+    pub fn on(client: Client) -> Self {
         Self { context: jetstream::new(client.clone()), client }
     }
 
