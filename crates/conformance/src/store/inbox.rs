@@ -6,12 +6,15 @@ use bytes::Bytes;
 use futures::future::join_all;
 use queuebox_core::{
     Class, LaneSet, Uuid,
-    message::{Consumption, Forward, NewInboxRow, PushRow, State},
-    ports::{Admitted, Fence},
+    message::{Consumption, Forward, NewInboxRow, Payload, PushRow, State},
+    ports::{
+        Admitted, Fence,
+        outbox::{KeyRead, Outcome, Read, Settle},
+    },
 };
 
 use super::{
-    StoreHarness, World,
+    StoreHarness, World, everything,
     world::{json, literal},
 };
 
@@ -591,5 +594,116 @@ pub async fn two_forwards_at_once<H: StoreHarness>() {
         assert!(a.refused.is_empty() && b.refused.is_empty());
         assert_eq!(a.lost.len() + b.lost.len(), 5, "each row is lost to one of them");
         assert_eq!(w.count("outbox").await, (round + 1) * 5);
+    }
+}
+
+/// Quotes, backslashes, line ends, signs of patterns and characters beyond the basic plane come back as they went in, and are
+/// told apart.
+pub async fn strange_texts_survive<H: StoreHarness>() {
+    let w = World::<H>::start().await;
+    let fence = w.owner().await;
+    let strange = [
+        "it's",
+        "say \"x\"",
+        "back\\slash",
+        "line\nend\ttab",
+        "100%_",
+        "{a,b}",
+        "NULL",
+        "🚀é",
+        "$1 ?1 :x @y",
+        "\u{7f}",
+    ];
+    for text in strange {
+        let new = NewInboxRow {
+            aggregate_id: Some(text.into()),
+            event_type: Some(text.into()),
+            correlation_id: Some(text.into()),
+            topic: Some(text.into()),
+            headers: serde_json::json!({ text: text }).to_string(),
+            payload: serde_json::json!({ text: text }).to_string().into(),
+            ..message(text, text)
+        };
+        let id = admit_one(&w, new).await;
+        assert_eq!(w.store.admit(&[message(text, text)]).await.unwrap(), [Admitted::Duplicate], "{text:?}");
+        w.edit("inbox", id, &[("scheduled_at", &w.h.now_plus(-MINUTE_US))]).await;
+        let rows = waiting(&w, &fence).await;
+        let row = rows.iter().find(|row| row.id == id).unwrap();
+        for value in [row.aggregate_id.as_deref(), row.event_type.as_deref(), row.correlation_id.as_deref()] {
+            assert_eq!(value, Some(text));
+        }
+        assert_eq!((row.source.as_str(), row.idempotency_key.as_str(), row.topic.as_deref()), (text, text, Some(text)));
+        let one = Forward { topic: text.into(), headers: row.headers.clone(), ..forward(id) };
+        assert_eq!(w.store.forward(&fence, std::slice::from_ref(&one), 5).await.unwrap(), Default::default());
+        let read =
+            Read { walk_limit: 0, keys: vec![KeyRead { key: text.into(), from: 0 }], key_limit: 5, ..everything() };
+        let found = w.store.poll(&fence, &[], Some(&read)).await.unwrap().keys;
+        assert_eq!(found.iter().map(|row| row.id).collect::<Vec<_>>(), [one.outbox_id], "{text:?}");
+        let row = &found[0];
+        assert_eq!((row.topic.as_str(), row.key.as_deref()), (text, Some(text)));
+        assert_eq!(json(&row.payload)[text], text);
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&row.headers).unwrap()[text], text);
+        let outcome = Outcome::Retry { delay_us: MINUTE_US, error: text.into() };
+        let settle = Settle { position: row.position(), stamp: row.stamp(), outcome };
+        let held = Read { omit_topics: vec![text.into()], ..everything() };
+        let polled = w.store.poll(&fence, &[settle], Some(&held)).await.unwrap();
+        assert!(polled.lost.is_empty());
+        assert_eq!(w.row(one.outbox_id).await.last_error.as_deref(), Some(text));
+        let polled = w.store.poll(&fence, &[], Some(&held)).await.unwrap();
+        let omitted = polled.walk.iter().filter(|row| row.payload == Payload::Omitted).map(|row| row.id);
+        assert_eq!(omitted.collect::<Vec<_>>(), [one.outbox_id], "{text:?}");
+    }
+}
+
+/// A call that its caller gives up leaves no lock and no half of its work, wherever it was (an HTTP time-out, a stop).
+pub async fn a_dropped_call_leaves_nothing_half_done<H: StoreHarness>() {
+    let w = World::<H>::start().await;
+    let fence = w.owner().await;
+    for depth in 0..12 {
+        let key = format!("k{depth}");
+        let batch = [message("s", &key), message("s", &format!("{key}-2"))];
+        drop_after(depth, w.store.admit(&batch)).await;
+        let answers = w.store.admit(&batch).await.unwrap();
+        let both = answers.iter().all(|answer| matches!(answer, Admitted::New(_)))
+            || answers.iter().all(|answer| *answer == Admitted::Duplicate);
+        assert!(both, "depth {depth}: {answers:?}");
+        let ids = batch.each_ref().map(|message| message.id);
+        for id in ids {
+            w.edit("inbox", id, &[("scheduled_at", &w.h.now_plus(-MINUTE_US))]).await;
+        }
+        let before = w.count("outbox").await;
+        drop_after(depth, w.store.forward(&fence, &ids.map(forward), 5)).await;
+        let forwarded = w.store.forward(&fence, &ids.map(forward), 5).await.unwrap();
+        assert!(forwarded.lost.is_empty() || forwarded.lost.len() == 2, "depth {depth}: {forwarded:?}");
+        assert_eq!(w.count("outbox").await, before + 2, "depth {depth}");
+        let rows = w.read(&fence).await.walk;
+        let settles: Vec<_> = rows
+            .iter()
+            .map(|row| Settle { position: row.position(), stamp: row.stamp(), outcome: Outcome::Sent })
+            .collect();
+        drop_after(depth, w.store.poll(&fence, &settles, Some(&everything()))).await;
+        let lost = w.store.poll(&fence, &settles, None).await.unwrap().lost;
+        assert!(lost.is_empty() || lost.len() == settles.len(), "depth {depth}: {lost:?}");
+        for row in &rows {
+            assert_eq!(w.row(row.id).await.state, State::Sent);
+        }
+        // Applications are not held up either.
+        w.insert(super::Insert::default()).await;
+        let rows = w.read(&fence).await.walk;
+        assert_eq!(rows.len(), 1);
+        let settle = Settle { position: rows[0].position(), stamp: rows[0].stamp(), outcome: Outcome::Sent };
+        assert!(w.settle(&fence, &[settle]).await.is_empty());
+    }
+}
+
+/// Polls a future a few times, as its peer makes progress, then drops it.
+async fn drop_after<F: Future>(polls: usize, call: F) {
+    let mut call = Box::pin(call);
+    for _ in 0..polls {
+        if futures::poll!(call.as_mut()).is_ready() {
+            return;
+        }
+        // Lets the driver and the database get a little further.
+        tokio::time::sleep(std::time::Duration::from_micros(300)).await;
     }
 }

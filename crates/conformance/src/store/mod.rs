@@ -183,6 +183,8 @@ macro_rules! store_tests {
             outbox_keys_never_merge
             outbox_payloads_keep_their_digits
             the_outbox_backlog_is_bounded
+            every_part_stops_at_its_bytes
+            large_exclusions_and_settles_without_lanes
             nothing_is_skipped_under_load
             two_expansions_at_once
             an_open_insert_blocks_nobody
@@ -211,6 +213,8 @@ macro_rules! store_tests {
             a_row_is_set_aside
             the_inbox_backlog_is_bounded
             the_nearest_push_row_is_told
+            strange_texts_survive
+            a_dropped_call_leaves_nothing_half_done
         );
         $crate::store_tests!(@module ledger, $harness;
             pages_cover_all_rows_once

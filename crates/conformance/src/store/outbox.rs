@@ -977,3 +977,52 @@ pub async fn an_open_insert_blocks_nobody<H: StoreHarness>() {
     tokio::time::timeout(std::time::Duration::from_secs(30), work).await.expect("a call waits for the application");
     open.rollback().await;
 }
+
+/// Every part of a read keeps to the bytes, with payloads of its own only.
+pub async fn every_part_stops_at_its_bytes<H: StoreHarness>() {
+    let w = World::<H>::start().await;
+    let fence = w.owner().await;
+    let row = || {
+        Insert::topic("t")
+            .payload_of(1_000)
+            .with("created_at", w.h.now_plus(-2 * MINUTE_US))
+            .with("scheduled_at", w.h.now_plus(-MINUTE_US))
+    };
+    let all = w.insert_all((0..6).map(|_| row())).await;
+    let last = w.read(&fence).await.walk[5].position();
+    let destination = |limit| DestinationRead { destination: "d".into(), topics: vec!["t".into()], after: None, limit };
+    let read = Read {
+        walk_after: Some(last),
+        lap_after: Some(Position { sequence: i64::MIN, id: Uuid::nil() }),
+        lap_limit: 10,
+        destinations: vec![destination(10)],
+        bytes_max: 2_500,
+        ..everything()
+    };
+    let polled = w.store.poll(&fence, &[], Some(&read)).await.unwrap();
+    assert_eq!(polled.later.len(), 3);
+    assert_eq!(ids(&polled.destinations), all[..3]);
+    assert_eq!(ids(&polled.lap), all, "rows of a lap have no payload");
+    assert!(polled.lap_ended);
+    // Several destinations share the bytes.
+    let read = Read { destinations: vec![destination(2), destination(2)], ..read };
+    let polled = w.store.poll(&fence, &[], Some(&read)).await.unwrap();
+    assert_eq!(ids(&polled.destinations), [all[0], all[1], all[0]]);
+}
+
+/// Thousands of rows in memory can be left out, and settles need no lanes.
+pub async fn large_exclusions_and_settles_without_lanes<H: StoreHarness>() {
+    let w = World::<H>::start().await;
+    let fence = w.owner().await;
+    let all = w.insert_all((0..300).map(|_| Insert::default())).await;
+    let mut exclude: Vec<_> = (0..5_000).map(|_| Uuid::new_v4()).collect();
+    exclude.extend(&all[..299]);
+    let read = Read { exclude, walk_limit: 10, ..everything() };
+    let polled = w.store.poll(&fence, &[], Some(&read)).await.unwrap();
+    assert_eq!(ids(&polled.walk), all[299..]);
+    assert!(polled.walk_ended);
+    let nothing = Read { lanes: LaneSet::EMPTY, ..everything() };
+    let polled = w.store.poll(&fence, &[settle(&polled.walk[0], Outcome::Sent)], Some(&nothing)).await.unwrap();
+    assert!(polled.lost.is_empty() && polled.walk.is_empty());
+    assert_eq!(w.row(all[299]).await.state, State::Sent);
+}
