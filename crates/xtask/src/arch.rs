@@ -44,7 +44,9 @@ fn may_see(room: &str) -> Option<BTreeSet<&'static str>> {
         room if STORES.contains(&room) => vec![core, "queuebox-sql"],
         room if CONNECTORS.contains(&room) => vec![core],
         // The engine only for the types that it is configured with: the catalog turns manifests into them.
-        "queuebox-catalog" => [&[core, "queuebox-api", "queuebox-engine"][..], &STORES, &CONNECTORS].concat(),
+        "queuebox-catalog" => {
+            [&[core, "queuebox-api", "queuebox-engine", "queuebox-sql"][..], &STORES, &CONNECTORS].concat()
+        }
         "queuebox-operator" => vec![core, "queuebox-api"],
         "queuebox-admin" => vec![core, "queuebox-api", "queuebox-engine"],
         // Measures the parts as well as the whole, against real peers.
