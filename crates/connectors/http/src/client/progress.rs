@@ -5,8 +5,8 @@ use std::{
     fmt,
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll},
 };
@@ -15,7 +15,6 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// A part of an attempt, in words for `last_error`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
 pub(crate) enum Phase {
     Preparing,
     FetchingToken,
@@ -59,9 +58,13 @@ impl Traffic {
 
 /// Follows one attempt.
 #[derive(Debug)]
-pub(crate) struct Progress {
-    phase: AtomicU8,
-    exchange: Mutex<Option<Exchange>>,
+pub(crate) struct Progress(Mutex<Stand>);
+
+#[derive(Debug)]
+struct Stand {
+    /// Before the request is handed to a connection.
+    phase: Phase,
+    exchange: Option<Exchange>,
 }
 
 #[derive(Debug)]
@@ -71,51 +74,58 @@ struct Exchange {
     read_before: u64,
 }
 
+impl Exchange {
+    fn began(&self) -> bool {
+        self.traffic.written.load(Relaxed) > self.written_before
+    }
+
+    fn phase(&self) -> Phase {
+        if self.traffic.read.load(Relaxed) > self.read_before {
+            Phase::Reading
+        } else if self.traffic.is_stalled() || !self.began() {
+            Phase::Sending
+        } else {
+            Phase::Waiting
+        }
+    }
+}
+
 impl Progress {
     pub(crate) fn new() -> Self {
-        Self { phase: AtomicU8::new(Phase::Preparing as u8), exchange: Mutex::new(None) }
+        Self(Mutex::new(Stand { phase: Phase::Preparing, exchange: None }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Stand> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Enters a phase before the request is handed to a connection.
     pub(crate) fn enter(&self, phase: Phase) {
-        self.phase.store(phase as u8, Relaxed);
+        self.lock().phase = phase;
     }
 
     /// The request is handed to the connection that `traffic` belongs to.
     pub(crate) fn begin(&self, traffic: &Arc<Traffic>) {
-        let exchange = Exchange {
+        self.lock().exchange = Some(Exchange {
             traffic: traffic.clone(),
             written_before: traffic.written.load(Relaxed),
             read_before: traffic.read.load(Relaxed),
-        };
-        *self.exchange.lock().unwrap_or_else(PoisonError::into_inner) = Some(exchange);
+        });
     }
 
     /// The connection gave the request back unsent.
     pub(crate) fn unsent(&self) {
-        *self.exchange.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.lock().exchange = None;
     }
 
     /// Has a byte of the request been written? From then on it may have arrived.
     pub(crate) fn began(&self) -> bool {
-        let exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
-        exchange.as_ref().is_some_and(|e| e.traffic.written.load(Relaxed) > e.written_before)
+        self.lock().exchange.as_ref().is_some_and(Exchange::began)
     }
 
     pub(crate) fn phase(&self) -> Phase {
-        let exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
-        match exchange.as_ref() {
-            Some(e) if e.traffic.read.load(Relaxed) > e.read_before => Phase::Reading,
-            Some(e) if e.traffic.is_stalled() || e.traffic.written.load(Relaxed) == e.written_before => Phase::Sending,
-            Some(_) => Phase::Waiting,
-            None => match self.phase.load(Relaxed) {
-                x if x == Phase::FetchingToken as u8 => Phase::FetchingToken,
-                x if x == Phase::Resolving as u8 => Phase::Resolving,
-                x if x == Phase::Connecting as u8 => Phase::Connecting,
-                x if x == Phase::Handshake as u8 => Phase::Handshake,
-                _ => Phase::Preparing,
-            },
-        }
+        let stand = self.lock();
+        stand.exchange.as_ref().map_or(stand.phase, Exchange::phase)
     }
 }
 
