@@ -19,18 +19,19 @@ const MARGIN_BYTES_MAX: usize = 16 * 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StatusRule {
     /// One status.
-    Code(u16),
-    /// `4xx` as 4, `5xx` as 5. Never 408, 425 and 429, which ask for another try.
-    Class(u8),
+    Exactly(u16),
+    /// `4xx`, but never 408, 425 and 429, which ask for another try.
+    ClientErrors,
+    /// `5xx`.
+    ServerErrors,
 }
 
 impl StatusRule {
     fn covers(self, status: StatusCode) -> bool {
         match self {
-            Self::Code(code) => status == code,
-            Self::Class(class) => {
-                status.as_u16() / 100 == u16::from(class) && !matches!(status.as_u16(), 408 | 425 | 429)
-            }
+            Self::Exactly(code) => status == code,
+            Self::ClientErrors => status.is_client_error() && !matches!(status.as_u16(), 408 | 425 | 429),
+            Self::ServerErrors => status.is_server_error(),
         }
     }
 }
@@ -214,10 +215,10 @@ mod tests {
     fn a_class_never_covers_the_statuses_that_ask_for_another_try() {
         for code in [408, 425, 429] {
             let status = StatusCode::from_u16(code).unwrap();
-            assert!(!StatusRule::Class(4).covers(status));
-            assert!(StatusRule::Code(code).covers(status));
+            assert!(!StatusRule::ClientErrors.covers(status));
+            assert!(StatusRule::Exactly(code).covers(status));
         }
-        assert!(StatusRule::Class(4).covers(StatusCode::NOT_FOUND));
-        assert!(!StatusRule::Class(4).covers(StatusCode::BAD_GATEWAY));
+        assert!(StatusRule::ClientErrors.covers(StatusCode::NOT_FOUND));
+        assert!(!StatusRule::ClientErrors.covers(StatusCode::BAD_GATEWAY));
     }
 }

@@ -89,7 +89,7 @@ async fn retry_after() {
 #[tokio::test]
 async fn permanent_status_is_dead() {
     let receiver = Receiver::start(vec![answer(410, &[], "gone for good")]).await;
-    let rules = vec![StatusRule::Code(410), StatusRule::Class(5)];
+    let rules = vec![StatusRule::Exactly(410), StatusRule::ServerErrors];
     let listed = destination(&receiver.url(), |config| config.permanent_statuses = rules.clone());
     let fault = publish(&listed).await.unwrap_err();
     assert_eq!((fault.class, fault.detail.as_str()), (Class::Refused, "HTTP 410 Gone: gone for good"));
@@ -98,11 +98,11 @@ async fn permanent_status_is_dead() {
         let receiver = Receiver::start(vec![answer(status, &[], "")]).await;
         publish(&destination(&receiver.url(), |config| config.permanent_statuses = vec![rule])).await.unwrap_err().class
     };
-    assert_eq!(outcome(503, StatusRule::Class(5)).await, Class::Refused);
-    assert_eq!(outcome(301, StatusRule::Code(301)).await, Class::Refused);
-    assert_eq!(outcome(429, StatusRule::Class(4)).await, Class::Throttled);
-    assert_eq!(outcome(408, StatusRule::Class(4)).await, Class::Transient);
-    assert_eq!(outcome(429, StatusRule::Code(429)).await, Class::Refused);
+    assert_eq!(outcome(503, StatusRule::ServerErrors).await, Class::Refused);
+    assert_eq!(outcome(301, StatusRule::Exactly(301)).await, Class::Refused);
+    assert_eq!(outcome(429, StatusRule::ClientErrors).await, Class::Throttled);
+    assert_eq!(outcome(408, StatusRule::ClientErrors).await, Class::Transient);
+    assert_eq!(outcome(429, StatusRule::Exactly(429)).await, Class::Refused);
 }
 
 fn hasty(url: &str) -> HttpDestination {
