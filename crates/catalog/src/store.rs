@@ -1,0 +1,105 @@
+//! Opens databases.
+
+use std::sync::Arc;
+
+use queuebox_api::{SecretResolver, checked};
+use queuebox_core::{Fault, ports::Store};
+use queuebox_postgres::{Capture, PostgresConfig, PostgresStore, Target, TlsMode};
+use queuebox_sql::names::{ColumnMapping, Names, Quote, TableNames};
+use queuebox_sqlite::{OnSent, SqliteConfig};
+
+use crate::secret;
+
+/// Opens the Relay's database. A server is not reached yet; SQLite's file is made if need be.
+///
+/// # Errors
+/// A database that cannot be configured (an unreadable URL, a file that cannot be made).
+pub async fn open_store(relay: &checked::Relay, secrets: &Arc<dyn SecretResolver>) -> Result<Arc<dyn Store>, Fault> {
+    match &relay.database.server {
+        checked::DatabaseServer::Sqlite { path, busy_timeout } => {
+            let names = Names::check(&table_names(&relay.database), Quote::Double, None).map_err(|errors| names_fault(&errors))?;
+            let config = SqliteConfig {
+                path: path.into(),
+                busy_timeout: *busy_timeout,
+                pool_size: relay.database.pool_size,
+                names,
+                on_sent: if deletes(relay) { OnSent::Delete } else { OnSent::Keep },
+            };
+            Ok(Arc::new(queuebox_sqlite::open(config).await?))
+        }
+        checked::DatabaseServer::Postgres(server) => Ok(Arc::new(PostgresStore::open(postgres(relay, server, secrets)?)?)),
+        other => Err(Fault::misconfigured("database_kind", format!("this release does not serve {}", other.kind()))),
+    }
+}
+
+fn deletes(relay: &checked::Relay) -> bool {
+    matches!(relay.outbox.on_sent, checked::OnSent::Delete)
+}
+
+fn names_fault(errors: &[queuebox_sql::names::NameError]) -> Fault {
+    let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    Fault::misconfigured("names", texts.join("; "))
+}
+
+fn table_names(database: &checked::Database) -> TableNames {
+    TableNames {
+        outbox_table_name: database.outbox_table.clone(),
+        inbox_table_name: database.inbox_table.clone(),
+        column_mapping: ColumnMapping {
+            outbox: database.outbox_columns.clone(),
+            inbox: database.inbox_columns.clone(),
+        },
+    }
+}
+
+fn postgres(
+    relay: &checked::Relay,
+    server: &checked::Server,
+    secrets: &Arc<dyn SecretResolver>,
+) -> Result<PostgresConfig, Fault> {
+    let mut config = postgres_server(server, secrets)?;
+    config.schema.clone_from(&server.schema);
+    config.pool_size = relay.database.pool_size;
+    config.connect_timeout = relay.database.connect_timeout;
+    config.names = table_names(&relay.database);
+    config.on_sent_delete = deletes(relay);
+    config.capture = match (&relay.capture.connection, relay.capture.auto) {
+        (_, false) => Capture::Polling,
+        (None, true) => Capture::Auto(None),
+        (Some(direct), true) => Capture::Auto(Some(Box::new(postgres_server(direct, secrets)?.target))),
+    };
+    Ok(config)
+}
+
+fn postgres_server(server: &checked::Server, secrets: &Arc<dyn SecretResolver>) -> Result<PostgresConfig, Fault> {
+    let mut config = match &server.login {
+        checked::DatabaseLogin::Url(reference) => {
+            let url = secrets.resolve(reference).map_err(|error| Fault::misconfigured("url_from", error.to_string()))?;
+            PostgresConfig::from_url(url.expose())
+                .map_err(|error| Fault::misconfigured("url_from", format!("{reference}: {error}")))?
+        }
+        checked::DatabaseLogin::Parts { host, port, database, username, password } => PostgresConfig::new(Target {
+            host: host.clone(),
+            port: *port,
+            database: database.clone(),
+            username: username.clone(),
+            password: password.as_ref().map(|password| secret::postgres(password, secrets)),
+            tls: queuebox_postgres::Tls::default(),
+        }),
+    };
+    let tls = &mut config.target.tls;
+    if server.tls.has_mode || matches!(server.login, checked::DatabaseLogin::Parts { .. }) {
+        tls.mode = match server.tls.mode {
+            checked::TlsMode::Disable => TlsMode::Disable,
+            checked::TlsMode::Prefer => TlsMode::Prefer,
+            checked::TlsMode::Require => TlsMode::Require,
+            checked::TlsMode::VerifyCA => TlsMode::VerifyCa,
+            checked::TlsMode::VerifyFull => TlsMode::VerifyFull,
+        };
+    }
+    let files = &server.tls.files;
+    tls.ca = files.ca.as_ref().map(|ca| secret::postgres(ca, secrets));
+    tls.cert = files.cert.as_ref().map(|cert| secret::postgres(cert, secrets));
+    tls.key = files.key.as_ref().map(|key| secret::postgres(key, secrets));
+    Ok(config)
+}
