@@ -271,14 +271,37 @@ impl<'f> Reading<'f> {
         self.out.manifests.warnings.push(warning);
     }
 
-    fn unknown(&mut self, path: &str, key: &str, known: &[&str]) {
+    /// An unknown key, with the nearest spelling, or whatever takes it, or all that is known.
+    fn unknown(&mut self, path: &str, key: &str, known: &[String]) {
         self.unknown = true;
         let small = norm(key);
-        let pairs: Vec<(String, &str)> = known.iter().map(|name| (norm(name), *name)).collect();
+        let pairs: Vec<(String, &String)> = known.iter().map(|name| (norm(name), name)).collect();
         let near = nearest(&small, pairs.iter().map(|(small, _)| small.as_str()));
         let near = near.and_then(|near| pairs.iter().find(|(small, _)| small == near)).map(|(_, name)| *name);
-        let hint = near.map_or_else(|| format!("known here: {}", known.join(", ")), |near| format!("did you mean {near}?"));
+        let hint = match (near, self.owner(path, key)) {
+            (Some(near), _) => format!("did you mean {near}?"),
+            (None, Some(owner)) => format!("it belongs to {owner}"),
+            (None, None) => format!("known here: {}", known.join(", ")),
+        };
         self.problem(path, "unknown key", Some(hint));
+    }
+
+    /// The kind of source or destination that takes a key.
+    fn owner(&self, path: &str, key: &str) -> Option<String> {
+        let kinds = if path.starts_with("sources") {
+            [(Kind::Source, "sources"), (Kind::Destination, "destinations")]
+        } else {
+            [(Kind::Destination, "destinations"), (Kind::Source, "sources")]
+        };
+        if !path.starts_with("sources.") && !path.starts_with("destinations.") {
+            return None;
+        }
+        kinds.into_iter().find_map(|(kind, word)| {
+            let found = CONNECTORS.into_iter().find(|connector| {
+                self.resolve(property(spec_schema(kind), connector), key, &Value::Null).is_some()
+            })?;
+            Some(format!("{word} of type {found}"))
+        })
     }
 
     fn add(&mut self, kind: Kind, name: &str, spec: Map<String, Value>) {
@@ -323,7 +346,7 @@ impl<'f> Reading<'f> {
         self.secret_name = RELAY_NAME.to_owned();
         for (key, value) in root {
             let Some(section) = SECTIONS.into_iter().find(|section| same(section, key)) else {
-                self.unknown(key, key, &SECTIONS);
+                self.unknown(key, key, &SECTIONS.map(str::to_owned));
                 continue;
             };
             match section {
@@ -383,7 +406,7 @@ impl<'f> Reading<'f> {
                 "httpport" | "port" => set(child(relay, "http"), "port", self.value(&path, port, value)),
                 "managementport" => set(child(relay, "http"), "managementPort", self.value(&path, port, value)),
                 "shutdowntimeoutms" => set(relay, "drainTimeout", self.milliseconds(&path, value)),
-                _ => self.unknown(&path, key, &["httpPort", "managementPort", "shutdownTimeoutMs"]),
+                _ => self.unknown(&path, key, &["httpPort", "managementPort", "shutdownTimeoutMs"].map(str::to_owned)),
             }
         }
     }
@@ -678,9 +701,9 @@ impl<'f> Reading<'f> {
             } else if self.resolve(auth, key, value).is_some() {
                 of_auth.insert(key.clone(), value.clone());
             } else {
-                let mut known = field_names(schema);
-                known.retain(|name| !CONNECTORS.contains(name));
-                known.extend(field_names(inner));
+                let mut known = spellings(path, schema);
+                known.retain(|name| !CONNECTORS.contains(&name.as_str()));
+                known.extend(spellings(path, inner));
                 self.unknown(&format!("{path}.{key}"), key, &known);
             }
         }
@@ -744,7 +767,7 @@ impl<'f> Reading<'f> {
             let at = format!("{path}.{key}");
             if value.is_null() {
                 if self.resolve(schema, key, value).is_none() {
-                    self.unknown(&at, key, &field_names(schema));
+                    self.unknown(&at, key, &spellings(path, schema));
                 }
                 continue;
             }
@@ -760,7 +783,7 @@ impl<'f> Reading<'f> {
                 let inner = self.fields(path, schema, &joined);
                 out.extend(inner);
             } else {
-                self.unknown(&at, key, &field_names(schema));
+                self.unknown(&at, key, &spellings(path, schema));
             }
         }
         out
@@ -914,6 +937,39 @@ fn property<'s>(schema: &'s Value, name: &str) -> &'s Value {
 
 fn field_names(schema: &Value) -> Vec<&str> {
     schema.get("properties").and_then(Value::as_object).into_iter().flat_map(|it| it.keys().map(String::as_str)).collect()
+}
+
+/// The keys of a classic block as people write them.
+fn spellings(path: &str, schema: &Value) -> Vec<String> {
+    let properties = schema.get("properties").and_then(Value::as_object);
+    let mut all: Vec<String> = properties
+        .into_iter()
+        .flatten()
+        .map(|(name, inner)| {
+            if is_duration(inner) {
+                format!("{name}Ms")
+            } else if is_reference(inner) {
+                name.strip_suffix("From").unwrap_or(name).to_owned()
+            } else if let Some(base) = name.strip_suffix("Size").filter(|_| is_size(inner)) {
+                format!("{base}Bytes")
+            } else {
+                name.clone()
+            }
+        })
+        .collect();
+    let more: &[&str] = match path.split(['.', '[']).next().unwrap_or_default() {
+        "outbox" => &["concurrency", "retryBaseDelayMs", "retryMaxDelayMs", "shutdownTimeoutMs", "capture"],
+        "routes" => &["topicPattern", "destination", "routingKeyTemplate"],
+        "destinations" => &["type", "baseUrl", "path"],
+        "sources" => &["type"],
+        "database" => &["type", "url"],
+        "retention" => &["enabled", "policy", "maxAge"],
+        _ => &[],
+    };
+    all.extend(more.iter().map(|name| (*name).to_owned()));
+    all.sort();
+    all.dedup();
+    all
 }
 
 fn has_pattern(schema: &Value, patterns: [&str; 2]) -> bool {

@@ -13,6 +13,7 @@
 pub mod check;
 pub mod checked;
 pub mod classic;
+pub mod condition;
 pub mod crd;
 pub mod load;
 pub mod names;

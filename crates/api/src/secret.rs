@@ -10,9 +10,13 @@ use std::{
     fmt, fs, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use serde::{Deserialize, Deserializer};
+
+/// A value that was read is given for so long before it is read again.
+const KEPT: Duration = Duration::from_secs(1);
 
 /// A secret value. It prints as `Secret(***)`, or `Secret(empty)`.
 #[derive(Clone, PartialEq, Eq)]
@@ -182,13 +186,13 @@ pub fn without_line_end(value: &str) -> &str {
     value.strip_suffix('\r').unwrap_or(value)
 }
 
-/// One reference with the value that was read last. Each [`Reader::current`] reads again; where that fails for a passing
-/// reason (a file that is just being replaced) the last value is given.
+/// One reference with the value that was read last. A value is read again at most once a second, so that asking at each use
+/// is cheap. Where reading fails for a passing reason (a file that is just being replaced) the last value is given.
 #[derive(Clone)]
 pub struct Reader {
     reference: Reference,
     resolver: Arc<dyn SecretResolver>,
-    last: Arc<Mutex<Option<Secret>>>,
+    last: Arc<Mutex<Option<(Secret, Instant)>>>,
 }
 
 impl Reader {
@@ -202,11 +206,16 @@ impl Reader {
         &self.reference
     }
 
-    /// The value of this moment.
+    /// The value, not older than a second.
     ///
     /// # Errors
     /// [`SecretError`], if there never was a value.
     pub fn current(&self) -> Result<Secret, SecretError> {
+        if let Some((secret, read_at)) = &*self.last.lock().unwrap_or_else(PoisonError::into_inner)
+            && read_at.elapsed() < KEPT
+        {
+            return Ok(secret.clone());
+        }
         self.read_again().map(|(secret, _)| secret)
     }
 
@@ -217,15 +226,17 @@ impl Reader {
     pub fn read_again(&self) -> Result<(Secret, bool), SecretError> {
         let read = self.resolver.resolve(&self.reference);
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        match (read, last.as_ref()) {
+        let before = last.as_ref().map(|(secret, _)| secret.clone());
+        let (secret, changed) = match (read, before) {
             (Ok(secret), before) => {
-                let changed = before.is_some_and(|before| *before != secret);
-                *last = Some(secret.clone());
-                Ok((secret, changed))
+                let changed = before.is_some_and(|before| before != secret);
+                (secret, changed)
             }
-            (Err(_), Some(before)) => Ok((before.clone(), false)),
-            (Err(error), None) => Err(error),
-        }
+            (Err(_), Some(before)) => (before, false),
+            (Err(error), None) => return Err(error),
+        };
+        *last = Some((secret.clone(), Instant::now()));
+        Ok((secret, changed))
     }
 }
 

@@ -122,6 +122,23 @@ pub fn check(manifests: &Manifests, target: Target) -> Report {
     report
 }
 
+/// What the schema of the API server refuses in a spec, rules left aside. Unknown fields are none of it: they are pruned there.
+pub fn schema_problems(kind: Kind, spec: &Value) -> Vec<String> {
+    let object = Object {
+        file: String::new(),
+        kind,
+        namespace: String::new(),
+        name: String::new(),
+        uid: None,
+        spec: spec.clone(),
+        classic: false,
+    };
+    let case = Case::new(&object, Target::Cluster);
+    structure::conform(&case, spec);
+    let problems = case.problems.into_inner().into_iter();
+    problems.filter(|problem| problem.message != structure::UNKNOWN_FIELD).map(|problem| format!("{}: {}", problem.path, problem.message)).collect()
+}
+
 /// Every object with what its own rules made of it.
 #[derive(Default)]
 struct All<'c> {

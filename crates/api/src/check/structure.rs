@@ -39,6 +39,9 @@ pub(crate) fn pattern(pattern: &str) -> Option<fn(&str) -> Result<(), String>> {
     })
 }
 
+/// Message of a field that the schema does not have.
+pub(super) const UNKNOWN_FIELD: &str = "unknown field";
+
 /// The spec without what does not fit.
 pub(super) fn conform(case: &Case<'_>, spec: &Value) -> Map<String, Value> {
     match node(case, "spec", spec_schema(case.kind), spec) {
@@ -253,7 +256,7 @@ fn int_or_string(case: &Case<'_>, path: &str, value: &Value) -> Option<Value> {
 fn unknown(case: &Case<'_>, at: &str, parent: &str, name: &str, known: &Map<String, Value>) {
     let mut names: Vec<&str> = known.keys().map(String::as_str).collect();
     names.sort_unstable();
-    let message = "unknown field";
+    let message = UNKNOWN_FIELD;
     let lower = name.to_lowercase();
     let same = names.iter().copied().find(|known| known.to_lowercase() == lower);
     if let Some(near) = same.or_else(|| nearest(name, names.iter().copied())) {

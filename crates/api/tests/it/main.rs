@@ -3,3 +3,4 @@
 mod check;
 mod classic;
 mod load;
+mod table;
