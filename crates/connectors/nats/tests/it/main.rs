@@ -1,4 +1,5 @@
 //! The NATS connector against a real NATS.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod support;
 

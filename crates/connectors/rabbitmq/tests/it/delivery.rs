@@ -128,7 +128,7 @@ async fn every_kind_of_header_and_the_properties_are_received() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_with_an_alarm_holds_the_rows() {
-    let broker = private_rabbitmq_with("disk_free_limit.absolute = 1000TB\n").await;
+    let broker = private_rabbitmq_with("disk_free_limit.absolute = 900000GB\n").await;
     let config = DestinationConfig { timeout: Duration::from_secs(3), ..support::destination(&broker.url()) };
     let destination = RabbitDestination::new(config);
     // The broker tells a publisher when it publishes, and still handles that message.

@@ -1,4 +1,5 @@
 //! The RabbitMQ connector against a real RabbitMQ.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod support;
 
