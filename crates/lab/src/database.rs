@@ -1,0 +1,140 @@
+//! The few statements that the lab runs, on either database. `$1` is a parameter on both.
+
+use std::{path::Path, str::FromStr, sync::Arc};
+
+use anyhow::{Context, bail};
+use queuebox_core::ports::Store;
+use queuebox_postgres::{PostgresConfig, PostgresStore};
+use queuebox_sqlite::SqliteConfig;
+use sqlx::{
+    AssertSqlSafe, PgPool, Postgres, Sqlite, SqlitePool, Transaction,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode},
+};
+
+/// A database of the lab: SQLite or PostgreSQL.
+#[derive(Debug, Clone)]
+pub enum Database {
+    /// A file.
+    Sqlite(SqlitePool, std::path::PathBuf),
+    /// A server, with its URL.
+    Postgres(PgPool, String),
+}
+
+/// A transaction of the shop or of the shipping service.
+pub(crate) enum Tx {
+    Sqlite(Transaction<'static, Sqlite>),
+    Postgres(Transaction<'static, Postgres>),
+}
+
+impl Database {
+    /// Opens `sqlite:PATH`, a plain path, or `postgres://…`.
+    ///
+    /// # Errors
+    /// The database cannot be reached, or the URL is of another kind.
+    pub async fn open(url: &str) -> anyhow::Result<Self> {
+        if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+            let pool = PgPool::connect(url).await.context("cannot reach the database of --database-url")?;
+            return Ok(Self::Postgres(pool, url.to_owned()));
+        }
+        let path = url.strip_prefix("sqlite:").unwrap_or(url);
+        if path.contains("://") {
+            bail!("--database-url takes sqlite:PATH or postgres://…");
+        }
+        let options = SqliteConnectOptions::from_str(&format!("sqlite:{path}"))?
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .busy_timeout(std::time::Duration::from_secs(10));
+        let pool = SqlitePool::connect_with(options).await.with_context(|| format!("cannot open {path}"))?;
+        Ok(Self::Sqlite(pool, Path::new(path).to_owned()))
+    }
+
+    /// QueueBox's own access to the same database.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub async fn store(&self) -> anyhow::Result<Arc<dyn Store>> {
+        Ok(match self {
+            Self::Sqlite(_, path) => Arc::new(queuebox_sqlite::open(SqliteConfig::new(path)).await?),
+            Self::Postgres(_, url) => Arc::new(PostgresStore::open(PostgresConfig::from_url(url)?)?),
+        })
+    }
+
+    /// Runs a statement; rows changed.
+    ///
+    /// # Errors
+    /// Whatever the database says.
+    pub async fn execute(&self, sql: &str, values: &[&str]) -> anyhow::Result<u64> {
+        let mut tx = self.begin().await?;
+        let changed = tx.execute(sql, values).await?;
+        tx.commit().await?;
+        Ok(changed)
+    }
+
+    /// The one number that a query gives.
+    ///
+    /// # Errors
+    /// Whatever the database says.
+    pub async fn number(&self, sql: &str) -> anyhow::Result<i64> {
+        let sql = AssertSqlSafe(sql.to_owned());
+        Ok(match self {
+            Self::Sqlite(pool, _) => sqlx::query_scalar(sql).fetch_one(pool).await?,
+            Self::Postgres(pool, _) => sqlx::query_scalar(sql).fetch_one(pool).await?,
+        })
+    }
+
+    pub(crate) async fn begin(&self) -> anyhow::Result<Tx> {
+        Ok(match self {
+            // A transaction that will write takes the write lock at once (contract 2.3).
+            Self::Sqlite(pool, _) => Tx::Sqlite(pool.begin_with("BEGIN IMMEDIATE").await?),
+            Self::Postgres(pool, _) => Tx::Postgres(pool.begin().await?),
+        })
+    }
+
+    /// The time of this database, in statements.
+    pub(crate) fn now(&self) -> &'static str {
+        match self {
+            Self::Sqlite(..) => "strftime('%Y-%m-%dT%H:%M:%f000Z','now')",
+            Self::Postgres(..) => "clock_timestamp()",
+        }
+    }
+
+    /// A JSON parameter, in statements.
+    pub(crate) fn json(&self, parameter: &str) -> String {
+        match self {
+            Self::Sqlite(..) => parameter.to_owned(),
+            Self::Postgres(..) => format!("{parameter}::jsonb"),
+        }
+    }
+
+    /// Closes the lab's own connections.
+    pub async fn close(&self) {
+        match self {
+            Self::Sqlite(pool, _) => pool.close().await,
+            Self::Postgres(pool, _) => pool.close().await,
+        }
+    }
+}
+
+impl Tx {
+    pub(crate) async fn execute(&mut self, sql: &str, values: &[&str]) -> anyhow::Result<u64> {
+        let sql = AssertSqlSafe(sql.to_owned());
+        Ok(match self {
+            Self::Sqlite(tx) => {
+                let query = values.iter().fold(sqlx::query(sql), |query, value| query.bind((*value).to_owned()));
+                query.execute(&mut **tx).await?.rows_affected()
+            }
+            Self::Postgres(tx) => {
+                let query = values.iter().fold(sqlx::query(sql), |query, value| query.bind((*value).to_owned()));
+                query.execute(&mut **tx).await?.rows_affected()
+            }
+        })
+    }
+
+    pub(crate) async fn commit(self) -> anyhow::Result<()> {
+        match self {
+            Self::Sqlite(tx) => tx.commit().await?,
+            Self::Postgres(tx) => tx.commit().await?,
+        }
+        Ok(())
+    }
+}
