@@ -279,3 +279,21 @@ async fn the_printed_statements_make_a_database() {
     store.migrate(MigrateOptions { baseline: Some(14), ..MigrateOptions::default() }).await.unwrap();
     assert!(store.migrate(MigrateOptions::default()).await.unwrap().applied.is_empty());
 }
+
+/// Processes that start together on a file that is not there yet: all of them open it, one makes the tables.
+#[tokio::test]
+async fn a_new_file_is_opened_by_many_at_once() {
+    for _ in 0..5 {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("queuebox.db");
+        let start = async || {
+            let store = open(SqliteConfig::new(&path)).await.unwrap();
+            let migrated = store.migrate(MigrateOptions::default()).await.unwrap();
+            store.check().await.unwrap();
+            store.close().await;
+            migrated.applied.len()
+        };
+        let applied = futures::future::join_all((0..6).map(|_| start())).await;
+        assert_eq!(applied.iter().sum::<usize>(), 1, "{applied:?}");
+    }
+}
