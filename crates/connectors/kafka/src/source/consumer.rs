@@ -1,7 +1,7 @@
 //! The source's thread: polls the consumer, hands batches to the intake, stores offsets, seeks back.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -52,6 +52,9 @@ const CHECK_MAX: Duration = Duration::from_secs(5);
 /// itself by an error.
 const CHECK_PAUSE: Duration = Duration::from_secs(10);
 
+/// How often every queue is looked at even when its callback was silent.
+const SWEEP_PAUSE: Duration = Duration::from_secs(1);
+
 const BACKOFF_MIN: Duration = Duration::from_secs(1);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
@@ -63,7 +66,7 @@ pub(super) enum Wake {
     /// The client library has something.
     Kafka,
     /// The intake answered.
-    Answers { place: Place, assignment: u64, taken: Vec<bool>, reason: String },
+    Answers { assignment: u64, taken: Vec<bool>, reason: String },
     /// All topics are there, or what is wrong.
     Checked(Result<(), Wrong>),
 }
@@ -86,6 +89,8 @@ pub(super) struct Worker {
     wakes: Receiver<Wake>,
     runtime: Handle,
     assignments: u64,
+    /// [`Wake::Stop`] came while nobody could act on it.
+    stopped: bool,
 }
 
 /// Why a consumer ended.
@@ -105,7 +110,7 @@ impl Worker {
         wakes: Receiver<Wake>,
         runtime: Handle,
     ) -> Self {
-        Self { config, health, intake, wake, wakes, runtime, assignments: 0 }
+        Self { config, health, intake, wake, wakes, runtime, assignments: 0, stopped: false }
     }
 
     /// Runs until [`Wake::Stop`]; makes the consumer anew after a fatal error, with back-off.
@@ -115,6 +120,7 @@ impl Worker {
             let began = Instant::now();
             let why = match self.consume() {
                 End::Stopped => return,
+                _ if self.stopped => return,
                 // Told when the old consumer is gone, with what it might still have committed.
                 End::Again(why) => {
                     self.health.down(why);
@@ -158,19 +164,53 @@ impl Worker {
 
 /// A partition that is ours.
 struct Assigned {
+    place: Place,
     /// Tells this assignment from earlier ones of the same partition, whose answers may still come.
     assignment: u64,
     queue: PartitionQueue<Group>,
+    /// The queue may have something.
+    filled: Arc<AtomicBool>,
     /// Records that came before the partition had a queue of its own.
     early: VecDeque<(i64, Received)>,
     progress: Progress,
+}
+
+impl Assigned {
+    fn is_ready(&self) -> bool {
+        self.progress.is_idle() && (self.filled.load(Ordering::Acquire) || !self.early.is_empty())
+    }
+
+    /// The next records, with their offsets.
+    fn take(&mut self, cap: usize) -> (Vec<i64>, Vec<Received>) {
+        let limit = self.progress.share(cap);
+        let (mut offsets, mut batch, mut bytes) = (Vec::new(), Vec::new(), 0);
+        while batch.len() < limit && bytes < BATCH_BYTES {
+            let (offset, record) = match self.early.pop_front() {
+                Some(early) => early,
+                None => {
+                    // Before the look: what comes after it says so again.
+                    self.filled.store(false, Ordering::Release);
+                    match self.queue.poll(Duration::ZERO) {
+                        Some(Ok(record)) => (record.offset(), received(&record)),
+                        Some(Err(_complained_already)) => continue,
+                        None => return (offsets, batch),
+                    }
+                }
+            };
+            bytes += record.body.len();
+            offsets.push(offset);
+            batch.push(record);
+        }
+        self.filled.store(true, Ordering::Release);
+        (offsets, batch)
+    }
 }
 
 /// One consumer from its start to its end.
 struct Session<'w> {
     worker: &'w mut Worker,
     // Before `consumer`: the queues go first.
-    partitions: BTreeMap<Place, Assigned>,
+    partitions: Vec<Assigned>,
     consumer: Arc<BaseConsumer<Group>>,
     fingerprint: Fingerprint,
     kicked: Arc<AtomicBool>,
@@ -178,8 +218,11 @@ struct Session<'w> {
     turn: usize,
     joined: bool,
     problem: Option<String>,
+    /// `None` = a check is under way.
     next_check: Option<Instant>,
     check_pause: Duration,
+    /// When every queue was last looked at, whatever its callback said.
+    swept: Instant,
 }
 
 impl<'w> Session<'w> {
@@ -194,7 +237,7 @@ impl<'w> Session<'w> {
         consumer.subscribe(&topics).map_err(|error| reason_of(&error))?;
         Ok(Self {
             worker,
-            partitions: BTreeMap::new(),
+            partitions: Vec::new(),
             consumer: Arc::new(consumer),
             fingerprint,
             kicked,
@@ -203,10 +246,17 @@ impl<'w> Session<'w> {
             problem: None,
             next_check: Some(Instant::now() + BACKOFF_MIN),
             check_pause: BACKOFF_MIN,
+            swept: Instant::now(),
         })
     }
 
     fn run(&mut self) -> End {
+        let end = self.serve_until_the_end();
+        self.await_check();
+        end
+    }
+
+    fn serve_until_the_end(&mut self) -> End {
         let mut stopping: Option<Instant> = None;
         loop {
             if let Some(end) = self.serve() {
@@ -228,9 +278,7 @@ impl<'w> Session<'w> {
                         stopping = stopping.or(Some(Instant::now() + ANSWERS_MAX));
                     }
                     Ok(Wake::Kafka) => {}
-                    Ok(Wake::Answers { place, assignment, taken, reason }) => {
-                        self.answered(&place, assignment, &taken, &reason)
-                    }
+                    Ok(Wake::Answers { assignment, taken, reason }) => self.answered(assignment, &taken, &reason),
                     Ok(Wake::Checked(found)) => {
                         if let Some(why) = self.checked(found) {
                             return End::Again(why);
@@ -280,7 +328,7 @@ impl<'w> Session<'w> {
                     self.tell_health();
                 }
                 // Answers that are still to come for these find another assignment, or none, and are not committed.
-                Event::Revoked(places) => places.iter().for_each(|place| drop(self.partitions.remove(place))),
+                Event::Revoked(places) => self.partitions.retain(|assigned| !places.contains(&assigned.place)),
                 Event::Complaint(code, text) => self.complain(code, text),
             }
         }
@@ -291,90 +339,89 @@ impl<'w> Session<'w> {
             tracing::error!(topic = place.0, partition = place.1, "the partition has no queue");
             return;
         };
-        queue.set_nonempty_callback(kick(&self.kicked, &self.worker.wake));
+        let filled = Arc::new(AtomicBool::new(true));
+        let (fill, wake) = (filled.clone(), kick(&self.kicked, &self.worker.wake));
+        queue.set_nonempty_callback(move || {
+            fill.store(true, Ordering::Release);
+            wake();
+        });
         self.worker.assignments += 1;
-        let assigned = Assigned {
+        self.partitions.retain(|assigned| assigned.place != place);
+        self.partitions.push(Assigned {
+            place,
             assignment: self.worker.assignments,
             queue,
+            filled,
             early: VecDeque::new(),
             progress: Progress::default(),
-        };
-        self.partitions.insert(place, assigned);
+        });
     }
 
     fn keep_early(&mut self, record: &BorrowedMessage<'_>) {
-        if let Some(assigned) = self.partitions.get_mut(&(record.topic().to_owned(), record.partition())) {
+        let (topic, partition) = (record.topic(), record.partition());
+        if let Some(assigned) =
+            self.partitions.iter_mut().find(|found| found.place.0 == topic && found.place.1 == partition)
+        {
             assigned.early.push_back((record.offset(), received(record)));
         }
     }
 
     /// Gives every idle partition's records to the intake, within `maxPollRecords` for all together.
     fn hand_out(&mut self) {
-        let places: Vec<Place> = self.partitions.keys().cloned().collect();
-        if places.is_empty() {
+        if self.swept.elapsed() > SWEEP_PAUSE {
+            self.swept = Instant::now();
+            self.partitions.iter().for_each(|assigned| assigned.filled.store(true, Ordering::Release));
+        }
+        let mut ready: Vec<usize> = (0..self.partitions.len()).filter(|at| self.partitions[*at].is_ready()).collect();
+        if ready.is_empty() {
             return;
         }
-        self.turn = (self.turn + 1) % places.len();
+        self.turn = self.turn.wrapping_add(1);
+        let first = self.turn % ready.len();
+        ready.rotate_left(first);
         let mut free = (self.worker.config.max_poll_records.max(1) as usize).saturating_sub(self.in_flight());
-        for place in places.iter().cycle().skip(self.turn).take(places.len()) {
-            // A quarter stays free, so that one slow partition cannot take all there is.
-            let cap = if places.len() > 1 { (free * 3 / 4).max(1) } else { free };
+        let alone = self.partitions.len() == 1;
+        for (place, at) in ready.iter().enumerate() {
             if free == 0 {
                 return;
             }
-            free -= self.hand_out_one(place, cap);
+            // Even shares, and a quarter stays free, so that one slow partition cannot take all there is.
+            let even = free / (ready.len() - place);
+            let cap = if alone { free } else { even.min(free * 3 / 4).max(1) };
+            free -= self.hand_out_one(*at, cap);
         }
     }
 
-    fn hand_out_one(&mut self, place: &Place, cap: usize) -> usize {
-        let Some(assigned) = self.partitions.get_mut(place).filter(|assigned| assigned.progress.is_idle()) else {
-            return 0;
-        };
-        let limit = assigned.progress.share(cap);
-        let (mut offsets, mut batch, mut bytes) = (Vec::new(), Vec::new(), 0);
-        while batch.len() < limit && bytes < BATCH_BYTES {
-            let (offset, record) = match assigned.early.pop_front() {
-                Some(early) => early,
-                None => match assigned.queue.poll(Duration::ZERO) {
-                    Some(Ok(record)) => (record.offset(), received(&record)),
-                    Some(Err(_complained_already)) => continue,
-                    None => break,
-                },
-            };
-            bytes += record.body.len();
-            offsets.push(offset);
-            batch.push(record);
-        }
+    fn hand_out_one(&mut self, at: usize, cap: usize) -> usize {
+        let Some(assigned) = self.partitions.get_mut(at) else { return 0 };
+        let (offsets, batch) = assigned.take(cap);
         let count = batch.len();
         if count > 0 {
             assigned.progress.start(offsets);
             let reply = Reply {
                 wake: self.worker.wake.clone(),
-                place: place.clone(),
                 assignment: assigned.assignment,
-                taken: Vec::new(),
+                taken: Vec::with_capacity(count),
                 reason: String::new(),
             };
-            let intake = self.worker.intake.clone();
-            self.worker.runtime.spawn(reply.fill(intake, batch));
+            self.worker.runtime.spawn(reply.fill(self.worker.intake.clone(), batch));
         }
         count
     }
 
     fn in_flight(&self) -> usize {
-        self.partitions.values().map(|assigned| assigned.progress.in_flight()).sum()
+        self.partitions.iter().map(|assigned| assigned.progress.in_flight()).sum()
     }
 
-    fn answered(&mut self, place: &Place, assignment: u64, taken: &[bool], reason: &str) {
-        let Some(assigned) = self.partitions.get_mut(place).filter(|assigned| assigned.assignment == assignment) else {
-            return;
-        };
+    fn answered(&mut self, assignment: u64, taken: &[bool], reason: &str) {
+        let Some(assigned) = self.partitions.iter_mut().find(|found| found.assignment == assignment) else { return };
         let verdict = assigned.progress.finish(taken, Instant::now());
+        let place = assigned.place.clone();
         if verdict.back_to.is_some() {
             assigned.early.clear();
         }
         if let Some(offset) = verdict.done_before {
-            self.store_offset(place, offset);
+            self.store_offset(&place, offset);
         }
         if let Some((offset, pause)) = verdict.back_to {
             tracing::warn!(
@@ -385,7 +432,10 @@ impl<'w> Session<'w> {
                 reason,
                 "record not stored; its partition pauses and goes back to it"
             );
-            self.pause(place, offset);
+            // Nothing is polled from it meanwhile, whether the library pauses or not.
+            if let Err(error) = self.consumer.pause(&one(&place)) {
+                tracing::debug!(topic = place.0, partition = place.1, %error, "partition not paused");
+            }
         }
     }
 
@@ -401,42 +451,29 @@ impl<'w> Session<'w> {
         }
     }
 
-    fn pause(&mut self, place: &Place, offset: i64) {
-        let mut one = TopicPartitionList::new();
-        one.add_partition(&place.0, place.1);
-        if let Err(error) = self.consumer.pause(&one) {
-            tracing::debug!(topic = place.0, partition = place.1, %error, "partition not paused");
-        }
-        self.seek(place, offset);
-    }
-
-    fn seek(&mut self, place: &Place, offset: i64) {
-        if let Err(error) = self.consumer.seek(&place.0, place.1, Offset::Offset(offset), SEEK_MAX) {
-            tracing::debug!(topic = place.0, partition = place.1, offset, %error, "partition did not go back");
-        }
-    }
-
+    /// Goes back to the failed record of each partition whose pause is over. Without the way back it stays paused: what comes
+    /// next would be past that record.
     fn resume_due(&mut self) {
         let now = Instant::now();
-        let due: Vec<(Place, i64)> = self
-            .partitions
-            .iter_mut()
-            .filter_map(|(place, assigned)| Some((place.clone(), assigned.progress.resume(now)?)))
-            .collect();
-        for (place, offset) in due {
-            let mut one = TopicPartitionList::new();
-            one.add_partition(&place.0, place.1);
-            if let Err(error) = self.consumer.resume(&one) {
-                tracing::debug!(topic = place.0, partition = place.1, %error, "partition not resumed");
+        for assigned in &mut self.partitions {
+            let Some(offset) = assigned.progress.resume(now) else { continue };
+            let (topic, partition) = (&assigned.place.0, assigned.place.1);
+            let back = self
+                .consumer
+                .seek(topic, partition, Offset::Offset(offset), SEEK_MAX)
+                .and_then(|()| self.consumer.resume(&one(&assigned.place)));
+            if let Err(error) = back {
+                tracing::warn!(topic, partition, offset, %error, "partition stays paused: it cannot go back yet");
+                assigned.progress.pause_again(now);
             }
-            self.seek(&place, offset);
+            assigned.filled.store(true, Ordering::Release);
         }
     }
 
     /// How long nothing is to be done unless something happens.
     fn nap(&self) -> Duration {
         let now = Instant::now();
-        let pauses = self.partitions.values().filter_map(|assigned| assigned.progress.paused_until());
+        let pauses = self.partitions.iter().filter_map(|assigned| assigned.progress.paused_until());
         let next = pauses.chain(self.next_check).min().unwrap_or(now + POLL_MAX);
         next.saturating_duration_since(now).clamp(Duration::from_millis(1), POLL_MAX)
     }
@@ -448,7 +485,6 @@ impl<'w> Session<'w> {
         }
         self.problem = Some(text);
         self.check_pause = BACKOFF_MIN;
-        // `None` = a check is under way, whose answer sets the next time.
         self.next_check = self.next_check.map(|due| due.min(Instant::now() + BACKOFF_MIN));
         self.tell_health();
     }
@@ -468,6 +504,18 @@ impl<'w> Session<'w> {
             drop(consumer);
             let _ = wake.send(Wake::Checked(found));
         });
+    }
+
+    /// Waits for the answer of a check that is under way: it holds the consumer, which must be closed before anything else.
+    fn await_check(&mut self) {
+        let until = Instant::now() + CHECK_MAX + BACKOFF_MIN;
+        while self.next_check.is_none() {
+            match self.worker.wakes.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(Wake::Checked(_)) | Err(_) => return,
+                Ok(Wake::Stop) => self.worker.stopped = true,
+                Ok(_) => {}
+            }
+        }
     }
 
     /// Takes the answer of a check. An answer when the consumer must be made anew: with other secrets, or because a topic is
@@ -498,8 +546,8 @@ impl<'w> Session<'w> {
     /// that name. True when there are partitions of it.
     fn forget(&self, topic: &str) -> bool {
         let mut nothing = TopicPartitionList::new();
-        for (_, partition) in self.partitions.keys().filter(|(held, _)| held == topic) {
-            let _ = nothing.add_partition_offset(topic, *partition, Offset::Invalid);
+        for assigned in self.partitions.iter().filter(|assigned| assigned.place.0 == topic) {
+            let _ = nothing.add_partition_offset(topic, assigned.place.1, Offset::Invalid);
         }
         let held = nothing.count() > 0;
         if held && let Err(error) = self.consumer.store_offsets(&nothing) {
@@ -528,6 +576,12 @@ impl<'w> Session<'w> {
     }
 }
 
+fn one(place: &Place) -> TopicPartitionList {
+    let mut one = TopicPartitionList::new();
+    one.add_partition(&place.0, place.1);
+    one
+}
+
 fn check_topic(consumer: &BaseConsumer<Group>, topic: &str) -> Result<(), Wrong> {
     let metadata = consumer.fetch_metadata(Some(topic), CHECK_MAX).map_err(|error| Wrong::Other(reason_of(&error)))?;
     match metadata.topics().first().and_then(|found| found.error()).map(RDKafkaErrorCode::from) {
@@ -553,7 +607,6 @@ fn kick(kicked: &Arc<AtomicBool>, wake: &Sender<Wake>) -> impl Fn() + Send + Syn
 /// answers, which counts as failed.
 struct Reply {
     wake: Sender<Wake>,
-    place: Place,
     assignment: u64,
     taken: Vec<bool>,
     /// Why the first one that failed did.
@@ -579,7 +632,6 @@ impl Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         let _ = self.wake.send(Wake::Answers {
-            place: std::mem::take(&mut self.place),
             assignment: self.assignment,
             taken: std::mem::take(&mut self.taken),
             reason: std::mem::take(&mut self.reason),

@@ -88,6 +88,11 @@ impl Progress {
         self.trouble.map(|(failed, _)| failed)
     }
 
+    /// The way back did not work: a little later again.
+    pub(super) fn pause_again(&mut self, now: Instant) {
+        self.paused_until = Some(now + PAUSE_MIN);
+    }
+
     /// When the pause ends.
     pub(super) fn paused_until(&self) -> Option<Instant> {
         self.paused_until

@@ -15,7 +15,7 @@ use queuebox_kafka::{Cluster, DestinationConfig, OffsetReset, Sasl, Secret, Secu
 use queuebox_testkit::{Authority, Kafka, Proxy, ProxyMode, free_port, private_kafka, unique};
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
-    admin::{AdminClient, AdminOptions, AlterConfig, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication},
+    admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication},
     client::DefaultClientContext,
     consumer::{BaseConsumer, Consumer},
     message::{Header, Headers, Message, OwnedHeaders},
@@ -284,12 +284,6 @@ impl Direct {
             async move { (client.partitions(&name).await == 0).then_some(()) }
         })
         .await;
-    }
-
-    /// Changes one setting of a topic.
-    pub async fn set(&self, topic: &str, name: &str, value: &str) {
-        let alter = AlterConfig::new(ResourceSpecifier::Topic(topic)).set(name, value);
-        self.admin().alter_configs(&[alter], &AdminOptions::new()).await.unwrap();
     }
 
     /// Produces records in order; all are acknowledged when it returns.
