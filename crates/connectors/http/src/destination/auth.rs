@@ -6,7 +6,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -209,7 +209,14 @@ fn sensitive(text: &str) -> Result<HeaderValue, Fault> {
     Ok(value)
 }
 
+static PROCESS: LazyLock<TokenCache> = LazyLock::new(TokenCache::default);
+
 impl TokenCache {
+    /// The tokens of this process: one for all destinations with the same client, URL, scope and parameters.
+    pub fn process() -> Self {
+        PROCESS.clone()
+    }
+
     fn slot(&self, config: &OAuth2) -> Arc<Slot> {
         let key =
             (config.client_id.clone(), config.token_url.to_string(), config.scope.clone(), config.extra_params.clone());

@@ -62,7 +62,7 @@ pub struct HttpDestinationConfig {
     pub block_private_addresses: bool,
     /// Connections kept without a request; the number of requests that run at the same time.
     pub idle_connections_max: usize,
-    /// Access tokens, shared by all destinations of a process.
+    /// Access tokens; by default those of the process.
     pub tokens: TokenCache,
     /// Names to addresses.
     pub resolver: Arc<dyn Resolve>,
@@ -82,7 +82,7 @@ impl HttpDestinationConfig {
             error_body_bytes_max: 2048,
             block_private_addresses: false,
             idle_connections_max: 64,
-            tokens: TokenCache::default(),
+            tokens: TokenCache::process(),
             resolver: Arc::new(SystemResolver),
         }
     }

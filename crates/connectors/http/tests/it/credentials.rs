@@ -10,7 +10,7 @@ use queuebox_core::Class;
 use queuebox_http::{
     Auth, Authenticator, Secret, TlsFiles,
     auth::{HmacAuth, HmacPayloadFormat},
-    destination::{OAuth2, OutboundAuth, Signing, TokenCache, signing::HmacSigning},
+    destination::{OAuth2, OutboundAuth, Signing, signing::HmacSigning},
 };
 
 use crate::{
@@ -113,10 +113,8 @@ fn tokens_used(receiver: &Receiver) -> Vec<String> {
 async fn oauth2_tokens_are_cached_and_renewed() {
     let endpoint = Receiver::start(vec![token("one", r#","expires_in":"90""#), token("two", "")]).await;
     let receiver = Receiver::start(vec![answer(200, &[], "")]).await;
-    let tokens = TokenCache::default();
     let same = |config: &mut queuebox_http::HttpDestinationConfig| {
         config.auth = Some(OutboundAuth::OAuth2(oauth2(&endpoint)));
-        config.tokens = tokens.clone();
     };
     let (first, second) = (destination(&receiver.url(), same), destination(&receiver.url(), same));
     let (a, b, c) = tokio::join!(publish(&first), publish(&second), publish(&first));
