@@ -27,6 +27,8 @@ const HEADERS_MAX: usize = 256;
 /// A connection without a whole request head for this long is closed. Proxies close idle connections after 60 s by custom;
 /// being later than they are avoids the race in which a request meets a closing connection.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(75);
+/// At the end, a client that does not take its answer within this time does not get it.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(2);
 /// A failed accept (no file descriptor left) is tried again after this.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -72,7 +74,7 @@ impl DataPort {
             tracing::debug!(%error, "TCP_NODELAY cannot be set");
         }
         let log = HeadLog::default();
-        let stream = Logged::new(stream, log.clone());
+        let (stream, half_read) = (Logged::new(stream, log.clone()), log.clone());
         let service = service_fn(move |request| {
             let (port, log) = (self.clone(), log.clone());
             async move {
@@ -91,9 +93,13 @@ impl DataPort {
         tokio::pin!(connection);
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
-            () = closing.cancelled() => {
+            // No request is lost with it, and its rest may never come.
+            () = closing.cancelled() => if half_read.holds_half_a_head() {
+                Ok(())
+            } else {
                 connection.as_mut().graceful_shutdown();
-                connection.await
+                // What is left is an answer on its way out.
+                tokio::time::timeout(ANSWER_TIME_MAX, connection).await.unwrap_or(Ok(()))
             }
         };
         if let Err(error) = ended {

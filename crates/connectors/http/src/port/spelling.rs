@@ -46,6 +46,12 @@ impl HeadLog {
         log.bytes.clear();
     }
 
+    /// A head has begun to arrive and is not complete: there is no request yet.
+    pub(super) fn holds_half_a_head(&self) -> bool {
+        let log = self.lock();
+        !log.asleep && !log.bytes.is_empty()
+    }
+
     fn keep(&self, read: &[u8]) {
         let mut log = self.lock();
         if !log.asleep {
