@@ -184,6 +184,8 @@ macro_rules! store_tests {
             outbox_payloads_keep_their_digits
             the_outbox_backlog_is_bounded
             every_part_stops_at_its_bytes
+            every_write_is_dated
+            odd_headers_and_payloads_are_handed_on
             large_exclusions_and_settles_without_lanes
             nothing_is_skipped_under_load
             two_expansions_at_once

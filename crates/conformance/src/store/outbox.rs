@@ -1026,3 +1026,47 @@ pub async fn large_exclusions_and_settles_without_lanes<H: StoreHarness>() {
     assert!(polled.lost.is_empty() && polled.walk.is_empty());
     assert_eq!(w.row(all[299]).await.state, State::Sent);
 }
+
+/// Each write of QueueBox sets `updated_at` (contract 2.1), the column that retention goes by.
+pub async fn every_write_is_dated<H: StoreHarness>() {
+    let w = World::<H>::start().await;
+    let fence = w.owner().await;
+    let old = w.h.now_plus(-60 * MINUTE_US);
+    let age = async |id| -w.us_until("outbox", id, "updated_at").await.unwrap();
+    for outcome in [Outcome::Sent, retry(1), Outcome::Dead { error: "refused: e".into(), counted: true }] {
+        let id = w.insert(Insert::default().with("updated_at", old.clone())).await;
+        let settle = w.settle_of(&fence, id, outcome).await;
+        assert!(age(id).await > 59 * MINUTE_US, "reading writes nothing");
+        assert!(w.settle(&fence, std::slice::from_ref(&settle)).await.is_empty());
+        assert!(age(id).await < 30 * MINUTE_US, "{settle:?}");
+    }
+    let id = w.insert(Insert::default().with("updated_at", old.clone())).await;
+    let release = w.mark(&fence, id, Outcome::Release).await;
+    assert!(age(id).await < 30 * MINUTE_US, "mark");
+    w.edit("outbox", id, &[("updated_at", &old)]).await;
+    assert!(w.settle(&fence, &[release]).await.is_empty());
+    assert!(age(id).await < 30 * MINUTE_US, "release");
+    w.edit("outbox", id, &[("updated_at", &old), ("state", "'processing'")]).await;
+    assert_eq!(w.store.recover(&fence, w.all_lanes(), 5).await.unwrap().pending, 1);
+    assert!(age(id).await < 30 * MINUTE_US, "recover");
+    w.edit("outbox", id, &[("updated_at", &old), ("state", "'dead'")]).await;
+    w.store.requeue(queuebox_core::ports::Scope::Outbox, &[id], &[State::Dead]).await.unwrap();
+    assert!(age(id).await < 30 * MINUTE_US, "requeue");
+    w.edit("outbox", id, &[("updated_at", &old)]).await;
+    let children = expand(&w, &fence, id, &["a"]).await;
+    assert!(age(id).await < 30 * MINUTE_US && age(children[0]).await < 30 * MINUTE_US, "expand");
+}
+
+/// What stands in `headers` and `payload` is handed on unchecked: the engine says what is wrong with it.
+pub async fn odd_headers_and_payloads_are_handed_on<H: StoreHarness>() {
+    let w = World::<H>::start().await;
+    let fence = w.owner().await;
+    for odd in ["[1, 2]", "7", "\"text\"", "null", "{}", "{\"a\": {\"b\": null}}"] {
+        let id = w.insert(Insert::default().payload(odd).with("headers", super::world::literal(odd))).await;
+        let row = w.read_row(&fence, id).await;
+        let expected: serde_json::Value = serde_json::from_str(odd).unwrap();
+        assert_eq!(json(&row.payload), expected);
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&row.headers).unwrap(), expected);
+        assert!(w.settle(&fence, &[settle(&row, Outcome::Sent)]).await.is_empty());
+    }
+}

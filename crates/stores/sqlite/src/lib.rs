@@ -113,7 +113,7 @@ struct Statements {
 /// Opens the file. Fails where it cannot be opened or is no database; tables are looked at by `migrate` and `check`.
 pub async fn open(config: SqliteConfig) -> Result<SqliteStore, Fault> {
     let path = config.path.to_string_lossy();
-    if path.is_empty() || path.contains(":memory:") {
+    if path.is_empty() || path == ":memory:" || path.starts_with("file:") {
         return Err(Fault::misconfigured(
             "sqlite_path",
             "database.sqlite.path must name a file: a database in memory would be another one for each connection",
