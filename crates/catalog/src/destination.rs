@@ -8,10 +8,7 @@ use queuebox_core::ports::Destination;
 use queuebox_engine::config::{BreakerConfig, DestinationConfig, Rate};
 use queuebox_http::{
     HttpDestination, HttpDestinationConfig,
-    destination::{
-        OAuth2, OutboundAuth, Signing, StatusRule,
-        signing::HmacSigning,
-    },
+    destination::{OAuth2, OutboundAuth, Signing, StatusRule, signing::HmacSigning},
 };
 
 use crate::{CatalogError, optional_transform, secret};

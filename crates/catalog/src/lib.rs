@@ -102,12 +102,8 @@ impl<'a> Catalog<'a> {
     }
 
     fn forward(&self, inbox: &checked::InboxRelay) -> forward::RelayConfig {
-        let topics: HashMap<_, _> = self
-            .relay
-            .sources
-            .iter()
-            .filter_map(|source| Some((source.name.clone(), source.topic.clone()?)))
-            .collect();
+        let topics: HashMap<_, _> =
+            self.relay.sources.iter().filter_map(|source| Some((source.name.clone(), source.topic.clone()?))).collect();
         forward::RelayConfig {
             poll_interval: inbox.poll_interval,
             batch_size: inbox.batch_size,
@@ -171,10 +167,6 @@ fn build_transform(transform: &checked::Transform, kind: &'static str, name: &st
         checked::OnError::Skip => OnError::Skip,
         checked::OnError::Dead => OnError::Dead,
     };
-    let bounds = Bounds {
-        timeout: transform.timeout,
-        max_depth: transform.max_depth,
-        ..Bounds::default()
-    };
+    let bounds = Bounds { timeout: transform.timeout, max_depth: transform.max_depth, ..Bounds::default() };
     Ok(Transform { expression, bounds, on_error })
 }

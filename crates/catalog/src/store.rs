@@ -17,7 +17,8 @@ use crate::secret;
 pub async fn open_store(relay: &checked::Relay, secrets: &Arc<dyn SecretResolver>) -> Result<Arc<dyn Store>, Fault> {
     match &relay.database.server {
         checked::DatabaseServer::Sqlite { path, busy_timeout } => {
-            let names = Names::check(&table_names(&relay.database), Quote::Double, None).map_err(|errors| names_fault(&errors))?;
+            let names = Names::check(&table_names(&relay.database), Quote::Double, None)
+                .map_err(|errors| names_fault(&errors))?;
             let config = SqliteConfig {
                 path: path.into(),
                 busy_timeout: *busy_timeout,
@@ -27,7 +28,9 @@ pub async fn open_store(relay: &checked::Relay, secrets: &Arc<dyn SecretResolver
             };
             Ok(Arc::new(queuebox_sqlite::open(config).await?))
         }
-        checked::DatabaseServer::Postgres(server) => Ok(Arc::new(PostgresStore::open(postgres(relay, server, secrets)?)?)),
+        checked::DatabaseServer::Postgres(server) => {
+            Ok(Arc::new(PostgresStore::open(postgres(relay, server, secrets)?)?))
+        }
         other => Err(Fault::misconfigured("database_kind", format!("this release does not serve {}", other.kind()))),
     }
 }
@@ -74,7 +77,8 @@ fn postgres(
 fn postgres_server(server: &checked::Server, secrets: &Arc<dyn SecretResolver>) -> Result<PostgresConfig, Fault> {
     let mut config = match &server.login {
         checked::DatabaseLogin::Url(reference) => {
-            let url = secrets.resolve(reference).map_err(|error| Fault::misconfigured("url_from", error.to_string()))?;
+            let url =
+                secrets.resolve(reference).map_err(|error| Fault::misconfigured("url_from", error.to_string()))?;
             PostgresConfig::from_url(url.expose())
                 .map_err(|error| Fault::misconfigured("url_from", format!("{reference}: {error}")))?
         }

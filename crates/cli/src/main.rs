@@ -1,1 +1,91 @@
-fn main() {}
+//! `queuebox`: the one binary. `queuebox help` lists what it does.
+//!
+//! Exit codes of every command: 0 done, 1 failed, 2 wrong usage (contract 2.5.8).
+
+mod check;
+mod demo;
+mod lab;
+mod management;
+mod manifests;
+mod migrate;
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Carries messages between a relational database and the world outside, and never loses one.
+#[derive(Debug, Parser)]
+#[command(name = "queuebox", version, max_term_width = 120)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+
+    /// What is logged: error, warn, info, debug or trace; or a filter such as `queuebox_engine=debug`. `run` logs info, the other
+    /// commands errors.
+    #[arg(long, global = true, value_name = "LEVEL")]
+    log: Option<String>,
+
+    /// How it is logged.
+    #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve the Relay of the given manifests in this process.
+    Run(manifests::Given),
+    /// Check manifests without running anything: all problems at once, each with its field.
+    Check(check::Options),
+    /// Bring the tables of the Relay's database to the newest version.
+    Migrate(migrate::Options),
+    /// Turn a classic queuebox.yml into manifests.
+    Convert(manifests::ConvertOptions),
+    /// Experiments that show why QueueBox exists.
+    #[command(subcommand)]
+    Lab(lab::Lab),
+    /// Show the main job on SQLite: committed rows and a webhook on their way to a small receiver.
+    Demo(demo::Options),
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    // Asking for help is no failure, a wrong word is: clap decides, with 0 or 2.
+    let arguments = Arguments::parse();
+    // Several crates bring TLS; without a default provider the first handshake would panic.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    start_log(&arguments);
+    let outcome = match arguments.command {
+        Command::Run(given) => serve::run(&given).await,
+        Command::Check(options) => check::run(&options),
+        Command::Migrate(options) => migrate::run(&options).await,
+        Command::Convert(options) => manifests::convert(&options),
+        Command::Lab(lab) => lab::run(lab).await,
+        Command::Demo(options) => demo::run(&options).await,
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("queuebox: {}", queuebox_core::redact::redact(&format!("{error:#}")));
+            ExitCode::from(if error.is::<manifests::WrongUsage>() { 2 } else { 1 })
+        }
+    }
+}
+
+fn start_log(arguments: &Arguments) {
+    let usual = if matches!(arguments.command, Command::Run(_)) { "info" } else { "error" };
+    let filter = tracing_subscriber::EnvFilter::builder().parse_lossy(arguments.log.as_deref().unwrap_or(usual));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    match arguments.log_format {
+        LogFormat::Text => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
+}

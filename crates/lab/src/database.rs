@@ -70,6 +70,16 @@ impl Database {
         Ok(changed)
     }
 
+    /// Runs a statement and rolls it back: what an application does when its business change fails.
+    ///
+    /// # Errors
+    /// Whatever the database says.
+    pub async fn roll_back(&self, sql: &str, values: &[&str]) -> anyhow::Result<()> {
+        let mut tx = self.begin().await?;
+        tx.execute(sql, values).await?;
+        tx.roll_back().await
+    }
+
     /// The one number that a query gives.
     ///
     /// # Errors
@@ -128,6 +138,14 @@ impl Tx {
                 query.execute(&mut **tx).await?.rows_affected()
             }
         })
+    }
+
+    async fn roll_back(self) -> anyhow::Result<()> {
+        match self {
+            Self::Sqlite(tx) => tx.rollback().await?,
+            Self::Postgres(tx) => tx.rollback().await?,
+        }
+        Ok(())
     }
 
     pub(crate) async fn commit(self) -> anyhow::Result<()> {

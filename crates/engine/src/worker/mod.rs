@@ -63,6 +63,27 @@ pub struct WorkerState {
 
 pub use upkeep::Backlog;
 
+/// A look at a running worker that may be kept while the worker itself is stopped.
+#[derive(Clone)]
+pub struct WorkerView {
+    keeper: watch::Receiver<KeeperState>,
+    driver: watch::Receiver<DriverState>,
+    forward: Option<watch::Receiver<forward::RelayHealth>>,
+    backlog: watch::Receiver<upkeep::Backlog>,
+}
+
+impl WorkerView {
+    /// A snapshot for health and status.
+    pub fn state(&self) -> WorkerState {
+        WorkerState {
+            keeper: self.keeper.borrow().clone(),
+            driver: self.driver.borrow().clone(),
+            forward: self.forward.as_ref().map(|forward| forward.borrow().clone()),
+            backlog: self.backlog.borrow().clone(),
+        }
+    }
+}
+
 /// A running worker.
 pub struct Worker {
     store: Arc<dyn Store>,
@@ -71,10 +92,7 @@ pub struct Worker {
     metrics: Arc<Metrics>,
     stop_at: watch::Sender<Option<Instant>>,
     stop_tasks: CancellationToken,
-    keeper: watch::Receiver<KeeperState>,
-    driver: watch::Receiver<DriverState>,
-    forward: Option<watch::Receiver<forward::RelayHealth>>,
-    backlog: watch::Receiver<upkeep::Backlog>,
+    view: WorkerView,
     main_tasks: Vec<JoinHandle<()>>,
     side_tasks: Vec<JoinHandle<()>>,
 }
@@ -133,10 +151,7 @@ impl Worker {
             metrics,
             stop_at,
             stop_tasks,
-            keeper: spine.keeper,
-            driver: spine.driver,
-            forward,
-            backlog: backlog_seen,
+            view: WorkerView { keeper: spine.keeper, driver: spine.driver, forward, backlog: backlog_seen },
             main_tasks: spine.tasks,
             side_tasks,
         }
@@ -161,12 +176,12 @@ impl Worker {
 
     /// A snapshot for health and status.
     pub fn state(&self) -> WorkerState {
-        WorkerState {
-            keeper: self.keeper.borrow().clone(),
-            driver: self.driver.borrow().clone(),
-            forward: self.forward.as_ref().map(|forward| forward.borrow().clone()),
-            backlog: self.backlog.borrow().clone(),
-        }
+        self.view.state()
+    }
+
+    /// A look that outlives the worker.
+    pub fn watch(&self) -> WorkerView {
+        self.view.clone()
     }
 
     /// Ends every task where it stands, as a crash would: nothing is settled, nothing is given back.

@@ -1,0 +1,57 @@
+//! `queuebox lab`.
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use comfy_table::{Table, presets::ASCII_MARKDOWN};
+use queuebox_lab::{Database, dual_write};
+
+/// `queuebox lab`.
+#[derive(Debug, Subcommand)]
+pub enum Lab {
+    /// What a crash between two writes leaves behind, three ways of writing side by side.
+    DualWrite(DualWrite),
+}
+
+/// `queuebox lab dual-write`.
+#[derive(Debug, Args)]
+pub struct DualWrite {
+    /// Orders of each run.
+    #[arg(long, default_value_t = 200)]
+    orders: u32,
+
+    /// Decides where the crashes fall.
+    #[arg(long, default_value_t = 1)]
+    seed: u32,
+
+    /// A database for the lab alone: sqlite:PATH or postgres://…; without it SQLite in a temporary folder.
+    #[arg(long, value_name = "URL")]
+    database_url: Option<String>,
+}
+
+/// Runs a lab and prints its table.
+///
+/// # Errors
+/// The database.
+pub async fn run(lab: Lab) -> anyhow::Result<()> {
+    let Lab::DualWrite(options) = lab;
+    let folder = tempfile::TempDir::new().context("cannot make a temporary folder")?;
+    let own = format!("sqlite:{}", folder.path().join("lab.db").display());
+    let database = Database::open(options.database_url.as_deref().unwrap_or(&own)).await?;
+    let lines = dual_write(&database, options.orders, options.seed).await?;
+    database.close().await;
+    let mut table = Table::new();
+    table.load_style(ASCII_MARKDOWN);
+    table.set_header([
+        "order of writes",
+        "crash between them leaves",
+        &format!("seed {}, {} orders", options.seed, options.orders),
+    ]);
+    for line in &lines {
+        let delivered = format!("{} broken · {} messages delivered", line.broken, line.delivered);
+        let duplicates = line.delivered.saturating_sub(options.orders);
+        let figures = if duplicates > 0 { format!("{delivered} for {}", options.orders) } else { delivered };
+        table.add_row([line.order_of_writes.to_owned(), line.leaves.to_owned(), figures]);
+    }
+    println!("{table}");
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! Where a command gets its manifests from, and what it says when they are wrong.
+
+use std::{path::PathBuf, sync::Arc};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use queuebox_api::{Manifests, Problems, SecretResolver, Target, checked, classic};
+use sha2::{Digest, Sha256};
+
+/// The command was called in a way that cannot work; exit code 2.
+#[derive(Debug)]
+pub struct WrongUsage(pub String);
+
+impl std::fmt::Display for WrongUsage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for WrongUsage {}
+
+/// Which manifests.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Given {
+    /// Manifests: files, or folders with .yaml, .yml and .json files. May be repeated.
+    #[arg(short = 'f', long = "file", value_name = "PATH")]
+    pub files: Vec<PathBuf>,
+
+    /// A classic configuration file in place of manifests; without a path: QUEUEBOX_CONFIG_FILE, then
+    /// /etc/queuebox/queuebox.yml.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with = "files")]
+    pub config: Option<Option<PathBuf>>,
+
+    /// A folder of NAME/KEY files that answers secretKeyRef and configMapKeyRef.
+    #[arg(long, value_name = "DIR")]
+    pub secrets: Option<PathBuf>,
+
+    /// Which Relay, when there are several.
+    #[arg(long, value_name = "NAME")]
+    pub relay: Option<String>,
+}
+
+/// A Relay that may be opened.
+pub struct Loaded {
+    /// It.
+    pub relay: Arc<checked::Relay>,
+    /// Who answers its references.
+    pub secrets: Arc<dyn SecretResolver>,
+    /// `<number>/<content hash>`: a local run takes the time of loading in ms (contract 2.7).
+    pub version: String,
+}
+
+/// Reads the manifests that were asked for.
+///
+/// # Errors
+/// No manifests named, or a classic file that cannot be found.
+pub fn read(given: &Given) -> anyhow::Result<Manifests> {
+    let mut manifests = match (&given.config, given.files.is_empty()) {
+        (Some(path), _) => read_classic(path.as_deref())?.manifests,
+        (None, false) => queuebox_api::load(&given.files),
+        (None, true) => {
+            let message = "no manifests: name files or folders with -f, such as -f deploy/examples/quickstart";
+            return Err(WrongUsage(message.to_owned()).into());
+        }
+    };
+    if let Some(folder) = &given.secrets {
+        manifests = manifests.with_secrets_folder(folder);
+    }
+    Ok(manifests)
+}
+
+fn read_classic(path: Option<&std::path::Path>) -> anyhow::Result<classic::Classic> {
+    let variable = std::env::var("QUEUEBOX_CONFIG_FILE").ok();
+    let found = classic::find_file(path, variable.as_deref()).map_err(|problem| Problems(vec![problem]))?;
+    let text = std::fs::read_to_string(&found).with_context(|| format!("cannot read {}", found.display()))?;
+    Ok(classic::read(&found.display().to_string(), &text, &classic::Variables::of_process()))
+}
+
+/// Reads and checks; warnings are logged, problems are the error.
+///
+/// # Errors
+/// Everything that is wrong with the manifests, at once.
+pub fn load(given: &Given) -> anyhow::Result<Loaded> {
+    let manifests = read(given)?;
+    let report = queuebox_api::check(&manifests, Target::Local);
+    for warning in &report.warnings {
+        tracing::warn!("{warning}");
+    }
+    let relay = match report.into_relay(given.relay.as_deref()) {
+        Ok(relay) => relay,
+        Err(problems) => bail!("the manifests cannot be run:\n{problems}"),
+    };
+    let hash = Sha256::digest(format!("{relay:?}"));
+    let hash: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let version = format!("{}/{hash}", jiff::Timestamp::now().as_millisecond());
+    Ok(Loaded { relay: Arc::new(relay), secrets: Arc::new(manifests.secrets), version })
+}
+
+/// `queuebox convert`.
+#[derive(Debug, Args)]
+pub struct ConvertOptions {
+    /// The classic file; without it QUEUEBOX_CONFIG_FILE, then /etc/queuebox/queuebox.yml.
+    file: Option<PathBuf>,
+}
+
+/// Writes manifests to standard output, and to standard error the keys to fill and what could not be kept.
+///
+/// # Errors
+/// The file cannot be read, or its content is wrong.
+pub fn convert(options: &ConvertOptions) -> anyhow::Result<()> {
+    let mut classic = read_classic(options.file.as_deref())?;
+    print!("{}", classic.write());
+    for warning in &classic.manifests.warnings {
+        eprintln!("warning: {warning}");
+    }
+    let problems = std::mem::take(&mut classic.manifests.problems);
+    if problems.is_empty() {
+        return Ok(());
+    }
+    bail!("{}", Problems(problems))
+}

@@ -1,0 +1,50 @@
+//! `queuebox migrate`.
+
+use anyhow::Context;
+use clap::Args;
+use queuebox_catalog::open_store;
+use queuebox_core::ports::schema::MigrateOptions;
+
+use crate::manifests::{self, Given};
+
+/// `queuebox migrate`.
+#[derive(Debug, Args)]
+pub struct Options {
+    #[command(flatten)]
+    given: Given,
+
+    /// Record versions up to this one as applied without running them, then apply the rest.
+    #[arg(long, value_name = "VERSION")]
+    baseline: Option<u32>,
+
+    /// Print the statements that give a worker's role what it needs, and do nothing else.
+    #[arg(long, value_name = "ROLE")]
+    print_grants: Option<String>,
+}
+
+/// Migrates, whatever `migrate` says in the manifest.
+///
+/// # Errors
+/// The manifests, the database, or a schema that cannot be migrated.
+pub async fn run(options: &Options) -> anyhow::Result<()> {
+    let loaded = manifests::load(&options.given)?;
+    let store = open_store(&loaded.relay, &loaded.secrets).await?;
+    if let Some(role) = &options.print_grants {
+        store.check().await?;
+        for statement in store.grants(role) {
+            println!("{};", statement.trim_end_matches(';'));
+        }
+        return Ok(());
+    }
+    let wanted = MigrateOptions { baseline: options.baseline, binary_keys: false };
+    let done = store.migrate(wanted).await.context("the migration failed")?;
+    if let Some(version) = done.adopted {
+        println!("Adopted the history of a classic installation at version {version}.");
+    }
+    for name in &done.applied {
+        println!("Applied {name}.");
+    }
+    println!("The schema is at version {}.", done.to);
+    store.close().await;
+    Ok(())
+}

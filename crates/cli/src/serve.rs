@@ -1,0 +1,270 @@
+//! `queuebox run`: one Relay in one process, from the check of its manifests to a clean stop (contract 12.4).
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::{Context, bail};
+use queuebox_catalog::{BrokerSource, Catalog, HttpSourceParts, open_store};
+use queuebox_core::{
+    Class, Fault,
+    ports::{Source, Store, schema::MigrateOptions},
+};
+use queuebox_engine::{
+    metrics::Metrics,
+    worker::{Worker, keeper::fresh_seed},
+};
+use queuebox_http::DataPort;
+use tokio::{net::TcpListener, task::JoinHandle, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    management,
+    manifests::{self, Given, Loaded},
+};
+
+/// First pause before the database is tried again at start; doubles up to [`DATABASE_PAUSE_MAX`].
+const DATABASE_PAUSE: Duration = Duration::from_millis(200);
+const DATABASE_PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Serves until SIGTERM or an interrupt.
+///
+/// # Errors
+/// Manifests that are wrong, a database that never came, a port that is taken.
+pub async fn run(given: &Given) -> anyhow::Result<()> {
+    let loaded = manifests::load(given)?;
+    let mut signals = Signals::new()?;
+    let server = tokio::select! {
+        server = Server::start(loaded) => server?,
+        () = signals.next() => bail!("stopped before it was ready"),
+    };
+    tracing::info!(
+        "Ready. Inbox on port {}, health and metrics on port {}. Stop with Ctrl-C.",
+        server.data_port(),
+        server.management_port()
+    );
+    signals.next().await;
+    tracing::info!("Stopping: what is in flight finishes, lanes are given back. A second signal ends it at once.");
+    tokio::select! {
+        () = server.stop() => tracing::info!("Stopped."),
+        () = signals.next() => tracing::warn!("Stopped at once; what was in flight is left to its lease."),
+    }
+    Ok(())
+}
+
+/// A running Relay.
+pub struct Server {
+    worker: Worker,
+    store: Arc<dyn Store>,
+    drain: Drain,
+    data_port: SocketAddr,
+    management_port: SocketAddr,
+    stop_receiving: CancellationToken,
+    ready: management::Ready,
+    tasks: Vec<JoinHandle<()>>,
+    management: JoinHandle<()>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Drain {
+    shutdown_delay: Duration,
+    timeout: Duration,
+}
+
+impl Server {
+    /// Waits for the database, migrates, checks the schema, then serves.
+    ///
+    /// # Errors
+    /// See [`run`].
+    pub async fn start(loaded: Loaded) -> anyhow::Result<Self> {
+        let Loaded { relay, secrets, version } = loaded;
+        let catalog = Catalog::new(&relay, secrets.clone());
+        // Ports first: a port that is taken is found before anything is done to the database.
+        let data = listen(relay.http.port, "http.port").await?;
+        let management = listen(relay.http.management_port, "http.managementPort").await?;
+        let sources = catalog.sources()?;
+        let worker_config = catalog.worker(version, host_name())?;
+        let metrics = Arc::new(Metrics::new(env!("CARGO_PKG_VERSION"))?);
+        let store = database(&relay, &secrets).await?;
+
+        let worker = Worker::start(worker_config, store.clone(), metrics.clone(), fresh_seed());
+        let stop_receiving = CancellationToken::new();
+        let (data_port, management_port) = (data.local_addr()?, management.local_addr()?);
+        let mut tasks = Vec::new();
+        let pollers = start_pollers(sources.brokers, &worker, &stop_receiving, &mut tasks);
+
+        let routes =
+            sources.http.into_iter().map(|HttpSourceParts { route, intake }| (route, worker.intake(intake))).collect();
+        let port = Arc::new(DataPort::new(sources.port, routes)?);
+        let shutdown_delay = relay.http.shutdown_delay;
+        let stop = stop_receiving.clone();
+        tasks.push(tokio::spawn(port.serve(data, async move { stop.cancelled().await }, shutdown_delay)));
+
+        let (router, ready) = management::router(management::Parts {
+            relay: relay.clone(),
+            store: store.clone(),
+            metrics,
+            state: worker.watch(),
+            pollers,
+            secrets,
+        })?;
+        let management = tokio::spawn(async move {
+            if let Err(error) = axum::serve(management, router).await {
+                tracing::error!(%error, "The management port ended.");
+            }
+        });
+        ready.set();
+        Ok(Self {
+            worker,
+            store,
+            drain: Drain { shutdown_delay, timeout: relay.drain_timeout },
+            data_port,
+            management_port,
+            stop_receiving,
+            ready,
+            tasks,
+            management,
+        })
+    }
+
+    /// Port of the inbox routes.
+    pub fn data_port(&self) -> u16 {
+        self.data_port.port()
+    }
+
+    /// Port of health and metrics.
+    pub fn management_port(&self) -> u16 {
+        self.management_port.port()
+    }
+
+    /// Ends everything within the drain time-out, in the order of contract 12.4.
+    pub async fn stop(self) {
+        let deadline = Instant::now() + self.drain.timeout;
+        self.ready.stopping();
+        self.stop_receiving.cancel();
+        // Claims end at once; requests are still accepted for a while, since routers lag behind.
+        let left = self.drain.timeout.saturating_sub(Duration::from_millis(500));
+        let receiving = async {
+            for mut task in self.tasks {
+                if tokio::time::timeout_at(deadline, &mut task).await.is_err() {
+                    task.abort();
+                }
+            }
+        };
+        tokio::join!(self.worker.stop(left), receiving);
+        tracing::debug!(delay = ?self.drain.shutdown_delay, "Receiving has ended.");
+        self.store.close().await;
+        self.management.abort();
+    }
+}
+
+fn start_pollers(
+    brokers: Vec<BrokerSource>,
+    worker: &Worker,
+    stop: &CancellationToken,
+    tasks: &mut Vec<JoinHandle<()>>,
+) -> Vec<(String, Arc<dyn Source>)> {
+    let mut pollers = Vec::new();
+    for BrokerSource { source, intake, paused } in brokers {
+        let name = intake.name.clone();
+        if paused {
+            tracing::info!(source = name, "Paused by its manifest.");
+            continue;
+        }
+        let intake = worker.intake(intake);
+        pollers.push((name, source.clone()));
+        let stop = stop.clone();
+        tasks.push(tokio::spawn(async move { source.run(intake, Box::pin(stop.cancelled_owned())).await }));
+    }
+    pollers
+}
+
+async fn listen(port: u16, field: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(("0.0.0.0", port))
+        .await
+        .with_context(|| format!("cannot listen on port {port}; is it taken? Choose another with Relay.spec.{field}"))
+}
+
+fn host_name() -> String {
+    std::env::var("HOSTNAME")
+        .ok()
+        .filter(|name| !name.is_empty())
+        .or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok().map(|name| name.trim().to_owned()))
+        .unwrap_or_else(|| "queuebox".to_owned())
+}
+
+/// Opens the database, waiting for it up to `startupTimeout`; then it is migrated and checked.
+async fn database(
+    relay: &queuebox_api::checked::Relay,
+    secrets: &Arc<dyn queuebox_api::SecretResolver>,
+) -> anyhow::Result<Arc<dyn Store>> {
+    let begun = Instant::now();
+    let mut pause = DATABASE_PAUSE;
+    loop {
+        let fault = match open_database(relay, secrets).await {
+            Ok(store) => return Ok(store),
+            Err(fault) => fault,
+        };
+        if fault.class == Class::Misconfigured {
+            bail!("{}", fault.detail);
+        }
+        let limit = relay.database.startup_timeout;
+        if begun.elapsed() + pause >= limit {
+            bail!(
+                "the database did not answer within database.startupTimeout ({}): {}",
+                queuebox_api::format_duration(limit),
+                fault.detail
+            );
+        }
+        tracing::warn!("The database is not there yet, trying again: {}", fault.detail);
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(DATABASE_PAUSE_MAX);
+    }
+}
+
+async fn open_database(
+    relay: &queuebox_api::checked::Relay,
+    secrets: &Arc<dyn queuebox_api::SecretResolver>,
+) -> Result<Arc<dyn Store>, Fault> {
+    let store = open_store(relay, secrets).await?;
+    let opened = async {
+        store.ping().await?;
+        if relay.database.migrate {
+            let done = store.migrate(MigrateOptions::default()).await?;
+            for name in &done.applied {
+                tracing::info!("Applied migration {name}.");
+            }
+        }
+        store.check().await
+    };
+    match opened.await {
+        Ok(report) => {
+            for note in &report.notes {
+                tracing::info!("{note}");
+            }
+            Ok(store)
+        }
+        Err(fault) => {
+            store.close().await;
+            Err(fault)
+        }
+    }
+}
+
+/// SIGTERM and the interrupt key.
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

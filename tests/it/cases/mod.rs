@@ -1,0 +1,1 @@
+//! One module per case of `docs/cases.md`, named `dNN_…`.

@@ -1,0 +1,1 @@
+//! What scenarios share: a database of either kind, manifests, the running program, a receiver.
