@@ -306,7 +306,7 @@ pub async fn keys_stop_at_their_limit_and_bytes<H: StoreHarness>() {
     let w = World::<H>::start().await;
     let fence = w.owner().await;
     let all = w.insert_all((0..8).map(|n| Insert::key(["a", "b"][n % 2]).payload_of(100))).await;
-    let key = |key: &str| KeyRead { key: key.into(), from: 0 };
+    let key = |key: &str| KeyRead { key: key.into(), from: i64::MIN };
     let read = Read { walk_limit: 0, keys: vec![key("a"), key("b")], key_limit: 3, ..everything() };
     let polled = w.store.poll(&fence, &[], Some(&read)).await.unwrap();
     assert_eq!(ids(&polled.keys), [all[0], all[2], all[4], all[1], all[3], all[5]]);
@@ -647,7 +647,7 @@ pub async fn sent_rows_can_be_deleted<H: StoreHarness>() {
     assert!(w.find(id).await.is_none());
 }
 
-/// `onSent: Delete`: an expanded parent stays while a child of it is unfinished.
+/// `onSent: Delete`: an expanded parent stays while a child of it is unfinished, and goes with the last one.
 pub async fn a_deleted_parent_waits_for_its_children<H: StoreHarness>() {
     let w = World::<H>::start_with(Setup { on_sent_delete: true, ..Setup::default() }).await;
     let fence = w.owner().await;
@@ -658,6 +658,15 @@ pub async fn a_deleted_parent_waits_for_its_children<H: StoreHarness>() {
     assert!(w.settle(&fence, &[first]).await.is_empty());
     assert!(w.find(children[0]).await.is_none());
     assert_eq!(w.row(parent).await.state, State::Sent);
+    let last = w.settle_of(&fence, children[1], Outcome::Sent).await;
+    assert!(w.settle(&fence, &[last]).await.is_empty());
+    assert_eq!(w.count("outbox").await, 0);
+    // Children that are settled together take their parent along.
+    let parent = w.insert(Insert::default()).await;
+    expand(&w, &fence, parent, &["a", "b", "c"]).await;
+    let settles: Vec<_> = w.read(&fence).await.walk.iter().map(|row| settle(row, Outcome::Sent)).collect();
+    assert!(w.settle(&fence, &settles).await.is_empty());
+    assert_eq!(w.count("outbox").await, 0);
 }
 
 /// A mark writes token and lease, only where the row is as it was read.

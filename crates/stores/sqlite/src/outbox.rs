@@ -45,11 +45,12 @@ pub(crate) const SENT_AND_DELETED: &str = concat!(
     ") RETURNING {o.id}, {o.parent_id}"
 );
 
-/// With `onSent: Delete` the parent goes with its last child. A dead child keeps it: its id stands for its children.
+/// With `onSent: Delete` a parent goes with the last of its open children.
 pub(crate) const CHILDLESS: &str = "
 DELETE FROM {outbox} AS p
  WHERE p.{o.id} IN (SELECT value FROM json_each(?1)) AND p.{o.state} = 'sent'
-   AND NOT EXISTS (SELECT 1 FROM {outbox} AS c WHERE c.{o.parent_id} = p.{o.id})";
+   AND NOT EXISTS (SELECT 1 FROM {outbox} AS c
+                    WHERE c.{o.parent_id} = p.{o.id} AND c.{o.state} IN ('pending', 'processing'))";
 
 pub(crate) const RELEASE: &str = concat!(
     "UPDATE {outbox} SET {o.state} = 'pending', ",
