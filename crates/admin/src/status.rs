@@ -1,0 +1,124 @@
+//! `/status`: how much waits, for how long, and the state of each source and destination. Read by people and by the operator;
+//! no secret, no payload, no key (contract 12.1).
+
+use queuebox_core::redact::redact;
+use queuebox_engine::worker::{Backlog, WorkerState};
+use serde_json::{Value, json};
+
+use crate::{ManagementParts, Readiness, SourceStatus};
+
+/// The whole answer. Ages are seconds; what is not known yet is null.
+pub(crate) fn status(parts: &ManagementParts) -> Value {
+    let state = (parts.state)();
+    let relay = &parts.relay;
+    let schema = parts.schema_report.get();
+    let failing = state.keeper.failing.as_deref().or(state.driver.failing.as_deref());
+    json!({
+        "version": parts.version,
+        "readiness": match *parts.readiness.borrow() {
+            Readiness::Starting => "Starting",
+            Readiness::Ready => "Ready",
+            Readiness::Stopping => "Stopping",
+        },
+        "relay": { "namespace": relay.namespace, "name": relay.name, "uid": relay.uid() },
+        "worker": state.keeper.fence.as_ref().map(|fence| fence.worker.as_str()),
+        "workers": state.keeper.workers,
+        "standBy": state.keeper.stand_by.as_deref().map(redact),
+        "database": {
+            "kind": relay.database.server.kind(),
+            "schemaVersion": schema.map(|report| report.version),
+            "notes": schema.map(|report| report.notes.iter().map(|note| redact(note)).collect::<Vec<_>>()),
+            "failing": failing.map(redact),
+        },
+        "lanes": { "outbox": state.keeper.lanes.0, "inbox": state.keeper.lanes.1 },
+        "backlog": backlog(&state.backlog),
+        "forward": state.forward.as_ref().map(|forward| json!({
+            "failing": forward.failure.as_deref().map(redact),
+            "unknownSources": forward.unknown_sources,
+        })),
+        "sources": sources(parts),
+        "destinations": destinations(parts, &state),
+    })
+}
+
+fn backlog(backlog: &Backlog) -> Value {
+    if !backlog.known {
+        return Value::Null;
+    }
+    let inbox: Vec<Value> = backlog
+        .inbox
+        .iter()
+        .map(|source| {
+            json!({
+                "source": source.source,
+                "consumption": source.consumption,
+                "pending": source.pending,
+                "dead": source.dead,
+                "oldestPendingAgeSeconds": seconds(source.oldest_pending_age_us),
+            })
+        })
+        .collect();
+    json!({
+        "outbox": {
+            "pending": backlog.outbox.pending,
+            "dead": backlog.outbox.dead,
+            "oldestPendingAgeSeconds": seconds(backlog.outbox.oldest_pending_age_us),
+            "oldestDueAgeSeconds": seconds(backlog.outbox.oldest_due_age_us),
+        },
+        "inbox": inbox,
+    })
+}
+
+fn sources(parts: &ManagementParts) -> Vec<Value> {
+    let known = (parts.sources)();
+    let view = |source: &queuebox_api::checked::Source| {
+        let status = known.iter().find(|status| status.name == source.name);
+        let (state, detail) = match status {
+            _ if source.paused => ("Paused", None),
+            Some(SourceStatus { up: true, detail, .. }) => ("Up", detail.as_deref()),
+            Some(SourceStatus { detail, .. }) => ("Down", detail.as_deref()),
+            // Routes of the data port are there as soon as the port is.
+            None if source.connector.kind() == "http" => ("Up", None),
+            None => ("Down", Some("not started yet")),
+        };
+        json!({
+            "name": source.name,
+            "kind": source.connector.kind(),
+            "consumption": source.consumption,
+            "state": state,
+            "detail": detail.map(redact),
+        })
+    };
+    parts.relay.sources.iter().map(view).collect()
+}
+
+fn destinations(parts: &ManagementParts, state: &WorkerState) -> Vec<Value> {
+    let view = |destination: &queuebox_api::checked::Destination| {
+        let found = state.driver.destinations.iter().find(|found| found.name == destination.name);
+        let held = found.and_then(|found| found.held_because.as_deref());
+        let breaker = found.map_or(0, |found| found.breaker);
+        let state = match held {
+            _ if destination.paused => "Paused",
+            None => "Up",
+            Some(_) if breaker == 0 => "Down",
+            Some(_) => "BreakerOpen",
+        };
+        json!({
+            "name": destination.name,
+            "kind": destination.connector.kind(),
+            "state": state,
+            "detail": held.map(redact),
+            "queued": found.map_or(0, |found| found.queued),
+            "inFlight": found.map_or(0, |found| found.in_flight),
+            "breaker": match breaker { 0 => "Closed", 1 => "HalfOpen", _ => "Open" },
+        })
+    };
+    parts.relay.destinations.iter().map(view).collect()
+}
+
+/// Microseconds as seconds, with three decimals.
+fn seconds(us: i64) -> f64 {
+    #[allow(clippy::cast_precision_loss, reason = "ages far below 2^53 ms")]
+    let ms = (us / 1_000) as f64;
+    ms / 1_000.0
+}
