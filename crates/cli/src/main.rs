@@ -4,6 +4,7 @@
 
 mod check;
 mod demo;
+mod generate;
 mod lab;
 mod management;
 mod manifests;
@@ -54,6 +55,9 @@ enum Command {
     Lab(lab::Lab),
     /// Show the main job on SQLite: committed rows and a webhook on their way to a small receiver.
     Demo(demo::Options),
+    /// Print a file that is generated from this program.
+    #[command(subcommand)]
+    Generate(generate::Generate),
 }
 
 #[tokio::main]
@@ -70,6 +74,10 @@ async fn main() -> ExitCode {
         Command::Convert(options) => manifests::convert(&options),
         Command::Lab(lab) => lab::run(lab).await,
         Command::Demo(options) => demo::run(&options).await,
+        Command::Generate(what) => {
+            generate::run(what, &mut <Arguments as clap::CommandFactory>::command());
+            Ok(())
+        }
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -94,20 +94,25 @@ async fn kafka_makes_topics() {
     assert!(text.contains("PartitionCount: 3"), "{text}");
 }
 
-#[tokio::test]
-async fn kubernetes_gives_each_test_a_namespace() {
-    let kubernetes = testkit::kubernetes().await;
-    let namespace = kubernetes.fresh_namespace().await;
-    let path = format!("/api/v1/namespaces/{namespace}/configmaps/c");
-    let body =
-        serde_json::json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": "b"}});
-    kubernetes.api("PATCH", &path, Some(body)).await;
-    assert_eq!(kubernetes.api("GET", &path, None).await["data"]["a"], "b");
-    testkit::eventually("the namespace has its account", Duration::from_secs(20), || async {
-        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/default");
-        kubernetes.try_api("GET", &path, None).await.ok()
-    })
-    .await;
-    let config = std::fs::read_to_string(kubernetes.kubeconfig_for(&namespace, "default").await).unwrap();
-    assert!(config.contains("token"));
+/// Needs the components of Kubernetes: `./dev test cluster`.
+mod cluster {
+    use super::*;
+
+    #[tokio::test]
+    async fn kubernetes_gives_each_test_a_namespace() {
+        let kubernetes = testkit::kubernetes().await;
+        let namespace = kubernetes.fresh_namespace().await;
+        let path = format!("/api/v1/namespaces/{namespace}/configmaps/c");
+        let body =
+            serde_json::json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": "b"}});
+        kubernetes.api("PATCH", &path, Some(body)).await;
+        assert_eq!(kubernetes.api("GET", &path, None).await["data"]["a"], "b");
+        testkit::eventually("the namespace has its account", Duration::from_secs(20), || async {
+            let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/default");
+            kubernetes.try_api("GET", &path, None).await.ok()
+        })
+        .await;
+        let config = std::fs::read_to_string(kubernetes.kubeconfig_for(&namespace, "default").await).unwrap();
+        assert!(config.contains("token"));
+    }
 }
