@@ -401,7 +401,9 @@ impl InboundAuth {
         match self {
             Self::Bearer(_) => vec!["Authorization"],
             Self::ApiKey { header, .. } => vec![header],
-            Self::Hmac { form, .. } => std::iter::once(form.header.as_str()).chain(form.timestamp_header.as_deref()).collect(),
+            Self::Hmac { form, .. } => {
+                std::iter::once(form.header.as_str()).chain(form.timestamp_header.as_deref()).collect()
+            }
             Self::StandardWebhooks { .. } => vec!["webhook-id", "webhook-timestamp", "webhook-signature"],
             Self::Stripe { .. } => vec!["Stripe-Signature"],
             Self::GitHub(_) => vec!["X-Hub-Signature-256"],

@@ -297,9 +297,9 @@ impl<'f> Reading<'f> {
             return None;
         }
         kinds.into_iter().find_map(|(kind, word)| {
-            let found = CONNECTORS.into_iter().find(|connector| {
-                self.resolve(property(spec_schema(kind), connector), key, &Value::Null).is_some()
-            })?;
+            let found = CONNECTORS
+                .into_iter()
+                .find(|connector| self.resolve(property(spec_schema(kind), connector), key, &Value::Null).is_some())?;
             Some(format!("{word} of type {found}"))
         })
     }
@@ -417,9 +417,17 @@ impl<'f> Reading<'f> {
         for (key, value) in block {
             let path = format!("outbox.{key}");
             match norm(key).as_str() {
-                "concurrency" => set(child(relay, "outbox"), "maxInFlight", self.value(&path, property(schema, "maxInFlight"), value)),
-                "retrybasedelayms" => set(child(child(relay, "outbox"), "backoff"), "initial", self.milliseconds(&path, value)),
-                "retrymaxdelayms" => set(child(child(relay, "outbox"), "backoff"), "max", self.milliseconds(&path, value)),
+                "concurrency" => set(
+                    child(relay, "outbox"),
+                    "maxInFlight",
+                    self.value(&path, property(schema, "maxInFlight"), value),
+                ),
+                "retrybasedelayms" => {
+                    set(child(child(relay, "outbox"), "backoff"), "initial", self.milliseconds(&path, value))
+                }
+                "retrymaxdelayms" => {
+                    set(child(child(relay, "outbox"), "backoff"), "max", self.milliseconds(&path, value))
+                }
                 "shutdowntimeoutms" => set(relay, "drainTimeout", self.milliseconds(&path, value)),
                 "capture" => self.capture(&path, value, relay),
                 _ => {
@@ -453,7 +461,11 @@ impl<'f> Reading<'f> {
         }
         child(relay, "capture").insert("mode".to_owned(), json!(mode));
         if !unused.is_empty() {
-            let message = format!("{} {} not used any more: idle workers are woken by a trigger", unused.join(", "), if unused.len() == 1 { "is" } else { "are" });
+            let message = format!(
+                "{} {} not used any more: idle workers are woken by a trigger",
+                unused.join(", "),
+                if unused.len() == 1 { "is" } else { "are" }
+            );
             self.warning(path, &message);
             self.out.notes.push(format!("{path}: {message}"));
         }
@@ -541,14 +553,20 @@ impl<'f> Reading<'f> {
             Some("mysql" | "mariadb") => "mysql",
             Some("sqlite") => "sqlite",
             Some(other) => {
-                self.problem("database.type", format!("{other:?} is unknown"), Some("known: postgres, sqlserver, mysql, sqlite".into()));
+                self.problem(
+                    "database.type",
+                    format!("{other:?} is unknown"),
+                    Some("known: postgres, sqlserver, mysql, sqlite".into()),
+                );
                 return;
             }
             None if has_server => "postgres",
             None => "sqlite",
         };
         let mut rest = block.clone();
-        rest.retain(|key, _| !["type", "kind", "driver", "url", "jdbcUrl", "connectionUrl"].iter().any(|name| same(name, key)));
+        rest.retain(|key, _| {
+            !["type", "kind", "driver", "url", "jdbcUrl", "connectionUrl"].iter().any(|name| same(name, key))
+        });
         let server = property(schema, kind);
         let (of_server, of_database): (Map<_, _>, Map<_, _>) =
             rest.into_iter().partition(|(key, value)| self.resolve(server, key, value).is_some());
@@ -619,8 +637,15 @@ impl<'f> Reading<'f> {
 
     fn destination(&mut self, path: &str, name: &str, block: Block<'_>) {
         let is_http = ["baseUrl", "url"].iter().any(|name| block.keys().any(|key| same(key, name)));
-        let Some(kind) = self.connector(path, block).or(is_http.then_some("http")) else {
-            self.problem(&format!("{path}.type"), "is missing", Some(format!("write one of {}", CONNECTORS.join(", "))));
+        let has_type = block.keys().any(|key| same(key, "type"));
+        let Some(kind) = self.connector(path, block).or((is_http && !has_type).then_some("http")) else {
+            if !has_type {
+                self.problem(
+                    &format!("{path}.type"),
+                    "is missing",
+                    Some(format!("write one of {}", CONNECTORS.join(", "))),
+                );
+            }
             return;
         };
         let mut block = block.clone();
@@ -711,7 +736,8 @@ impl<'f> Reading<'f> {
             of_kind.entry("auth").or_insert(Value::Object(of_auth));
         }
         // References are finished already; they pass through as they are.
-        let finished: Map<String, Value> = ["urlFrom"].iter().filter_map(|key| Some(((*key).to_owned(), of_kind.remove(*key)?))).collect();
+        let finished: Map<String, Value> =
+            ["urlFrom"].iter().filter_map(|key| Some(((*key).to_owned(), of_kind.remove(*key)?))).collect();
         let mut spec = self.fields(path, schema, &outer);
         let mut of_kind = self.fields(path, inner, &of_kind);
         of_kind.extend(finished);
@@ -806,7 +832,8 @@ impl<'f> Reading<'f> {
     /// `sasl: {username: …}` means `saslUsername: …`, if every member does.
     fn joined(&self, schema: &Value, key: &str, value: &Value) -> Option<Map<String, Value>> {
         let members = value.as_object().filter(|members| !members.is_empty())?;
-        let joined: Map<String, Value> = members.iter().map(|(name, value)| (format!("{key}_{name}"), value.clone())).collect();
+        let joined: Map<String, Value> =
+            members.iter().map(|(name, value)| (format!("{key}_{name}"), value.clone())).collect();
         joined.iter().all(|(name, value)| self.resolve(schema, name, value).is_some()).then_some(joined)
     }
 
@@ -936,7 +963,12 @@ fn property<'s>(schema: &'s Value, name: &str) -> &'s Value {
 }
 
 fn field_names(schema: &Value) -> Vec<&str> {
-    schema.get("properties").and_then(Value::as_object).into_iter().flat_map(|it| it.keys().map(String::as_str)).collect()
+    schema
+        .get("properties")
+        .and_then(Value::as_object)
+        .into_iter()
+        .flat_map(|it| it.keys().map(String::as_str))
+        .collect()
 }
 
 /// The keys of a classic block as people write them.

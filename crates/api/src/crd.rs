@@ -116,11 +116,7 @@ pub(crate) fn together(a: &str, b: &str) -> Rules {
 fn same_member(at: &str, fields: &[&str], what: &str) -> Rules {
     let same: Vec<String> = fields.iter().map(|f| format!("has(self{at}.{f}) == has(oldSelf{at}.{f})")).collect();
     let same = same.join(" && ");
-    let rule_text = if at.is_empty() {
-        same
-    } else {
-        format!("!has(self{at}) || !has(oldSelf{at}) || ({same})")
-    };
+    let rule_text = if at.is_empty() { same } else { format!("!has(self{at}) || !has(oldSelf{at}) || ({same})") };
     rule(&rule_text, &format!("{what} is immutable; make a new object instead"))
 }
 

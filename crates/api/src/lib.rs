@@ -27,5 +27,5 @@ pub use check::{Report, Target, check};
 pub use crd::{Kind, crds};
 pub use load::{Manifests, Object, load};
 pub use problem::{Problem, Problems, Reason};
-pub use secret::{Reader, Reference, Secret, SecretError, SecretResolver, Secrets};
+pub use secret::{Reader, Redactor, Reference, Secret, SecretError, SecretResolver, Secrets};
 pub use value::{format_duration, format_size, parse_duration, parse_size};

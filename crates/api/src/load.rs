@@ -105,7 +105,8 @@ impl Manifests {
             Ok(entries) => entries,
             Err(error) => return self.problems.push(Problem::of_file(shown, error.to_string())),
         };
-        let mut paths: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).filter(|path| is_manifest(path)).collect();
+        let mut paths: Vec<PathBuf> =
+            entries.into_iter().map(|entry| entry.path()).filter(|path| is_manifest(path)).collect();
         paths.sort();
         if paths.is_empty() && depth == 0 {
             self.problems.push(Problem::of_file(shown, "the folder holds no .yaml, .yml or .json file"));
@@ -120,7 +121,13 @@ impl Manifests {
         for document in yaml::read(text) {
             match document {
                 Ok(document) => {
-                    let mut found = Found { manifests: self, file, kind: String::new(), namespace: String::new(), name: String::new() };
+                    let mut found = Found {
+                        manifests: self,
+                        file,
+                        kind: String::new(),
+                        namespace: String::new(),
+                        name: String::new(),
+                    };
                     found.document(&document);
                 }
                 Err(error) => self.problems.push(Problem::of_file(format!("{file}:{}", error.line), error.message)),
@@ -185,7 +192,8 @@ impl Found<'_> {
 
     fn object(&mut self, object: &Map<String, Value>, line: usize) {
         let word = |name: &str| object.get(name).and_then(Value::as_str).unwrap_or_default();
-        let metadata = |name: &str| object.get("metadata").and_then(|it| it.get(name)).and_then(Value::as_str).unwrap_or_default();
+        let metadata =
+            |name: &str| object.get("metadata").and_then(|it| it.get(name)).and_then(Value::as_str).unwrap_or_default();
         self.kind = word("kind").to_owned();
         self.name = metadata("name").to_owned();
         self.namespace = match metadata("namespace") {
@@ -205,12 +213,14 @@ impl Found<'_> {
                 None => self.unknown_kind(kind),
             },
             (version, kind) if Kind::parse(kind).is_some() && is_ours(version) => {
-                let problem = self.problem("apiVersion", format!("{version:?} is unknown")).hint(format!("write {API_VERSION}"));
+                let problem =
+                    self.problem("apiVersion", format!("{version:?} is unknown")).hint(format!("write {API_VERSION}"));
                 self.manifests.problems.push(problem);
             }
             (version, kind) if is_ours(version) => self.unknown_kind(&kind.to_owned()),
             (version, _) => {
-                let warning = self.problem("apiVersion", format!("{version:?} is none of QueueBox; the manifest is left out"));
+                let warning =
+                    self.problem("apiVersion", format!("{version:?} is none of QueueBox; the manifest is left out"));
                 self.manifests.warnings.push(warning);
             }
         }
@@ -233,7 +243,10 @@ impl Found<'_> {
         if self.name.is_empty() {
             self.error("metadata.name", "is missing");
         } else if !is_object_name(&self.name) {
-            self.error("metadata.name", format!("{:?} is no name: write lower case letters, digits, \"-\" and \".\"", self.name));
+            self.error(
+                "metadata.name",
+                format!("{:?} is no name: write lower case letters, digits, \"-\" and \".\"", self.name),
+            );
         }
         let twin = self.manifests.objects.iter().find(|other| {
             other.kind == kind && other.namespace == self.namespace && other.name == self.name && !self.name.is_empty()
@@ -271,7 +284,9 @@ impl Found<'_> {
         for (key, value) in entries(object, "data") {
             let decoded = value
                 .as_str()
-                .and_then(|text| base64::engine::general_purpose::STANDARD.decode(text.split_whitespace().collect::<String>()).ok())
+                .and_then(|text| {
+                    base64::engine::general_purpose::STANDARD.decode(text.split_whitespace().collect::<String>()).ok()
+                })
                 .and_then(|bytes| String::from_utf8(bytes).ok());
             match decoded {
                 Some(value) => {

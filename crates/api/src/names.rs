@@ -43,9 +43,9 @@ pub fn is_object_name(name: &str) -> bool {
     let bytes = name.as_bytes();
     (1..=253).contains(&bytes.len())
         && bytes.iter().all(|byte| is_inner(*byte) || matches!(byte, b'-' | b'.'))
-        && name.split('.').all(|part| {
-            part.bytes().next().is_some_and(is_inner) && part.bytes().next_back().is_some_and(is_inner)
-        })
+        && name
+            .split('.')
+            .all(|part| part.bytes().next().is_some_and(is_inner) && part.bytes().next_back().is_some_and(is_inner))
 }
 
 #[cfg(test)]

@@ -88,7 +88,8 @@ impl Problem {
     }
 }
 
-/// `file: Kind/name: path: message (hint)`.
+/// `file: Kind/name: path: message (hint)`. A field that is called like a secret is followed by ` - `, or redaction, through
+/// which everything printed passes, would take the message for its value.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.file.is_empty() {
@@ -98,7 +99,9 @@ impl fmt::Display for Problem {
             write!(f, "{}/{}: ", self.kind, if self.name.is_empty() { "?" } else { &self.name })?;
         }
         if !self.path.is_empty() {
-            write!(f, "{}: ", self.path)?;
+            let plain = format!("{}: ", self.path);
+            let is_safe = queuebox_core::redact::redact(&format!("{plain}x")) == format!("{plain}x");
+            f.write_str(&if is_safe { plain } else { format!("{} - ", self.path) })?;
         }
         f.write_str(&self.message)?;
         match &self.hint {

@@ -98,7 +98,7 @@ impl fmt::Display for Reference {
 
 /// A reference that gives no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{reference}: {reason}")]
+#[error("cannot read {reference}, {reason}")]
 pub struct SecretError {
     /// What was referred to; never the value.
     pub reference: String,
@@ -146,7 +146,10 @@ impl Secrets {
             }
         }
         stored.map(str::to_owned).ok_or_else(|| match &self.folder {
-            Some(folder) => format!("there is no file {} and no {kind} manifest with that key", folder.join(name).join(key).display()),
+            Some(folder) => format!(
+                "there is no file {} and no {kind} manifest with that key",
+                folder.join(name).join(key).display()
+            ),
             None => format!("no {kind} manifest has that key (give one, or --secrets DIR with a file {name}/{key})"),
         })
     }
@@ -240,6 +243,26 @@ impl Reader {
     }
 }
 
+/// Redacts texts with everything that is known: the rules of contract 10.3, and the values of these references.
+#[derive(Debug, Clone, Default)]
+pub struct Redactor(Vec<Reader>);
+
+impl Redactor {
+    /// For the values of `references`; those of ConfigMaps are no secrets.
+    pub fn new(references: impl IntoIterator<Item = Reference>, resolver: &Arc<dyn SecretResolver>) -> Self {
+        let secret = references.into_iter().filter(|it| !matches!(it, Reference::ConfigMapKey { .. }));
+        let unique: std::collections::BTreeSet<Reference> = secret.collect();
+        Self(unique.into_iter().map(|reference| Reader::new(reference, resolver.clone())).collect())
+    }
+
+    /// The text without secrets, at most 2,000 characters.
+    pub fn redact(&self, text: &str) -> String {
+        let values: Vec<Secret> = self.0.iter().filter_map(|reader| reader.current().ok()).collect();
+        let values: Vec<&str> = values.iter().map(Secret::expose).collect();
+        queuebox_core::redact::redact_with(text, &values)
+    }
+}
+
 impl fmt::Debug for Reader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Reader({})", self.reference)
@@ -260,8 +283,30 @@ mod tests {
     }
 
     #[test]
+    fn known_values_are_redacted() {
+        let key = |name: &str| (("s".to_owned(), name.to_owned()), Secret::new("canary-7731"));
+        let secrets = Secrets { secrets: [key("a"), key("b")].into(), ..Secrets::default() };
+        let reference = |key: &str| Reference::SecretKey { name: "s".into(), key: key.into() };
+        let redactor = Redactor::new([reference("a"), reference("b"), reference("missing")], &(Arc::new(secrets) as _));
+        assert_eq!(redactor.redact("host db said canary-7731 twice"), "host db said [REDACTED] twice");
+    }
+
+    #[test]
+    fn an_error_survives_redaction() {
+        let reference = Reference::SecretKey { name: "shop-db".into(), key: "password".into() };
+        let text = Secrets::default().resolve(&reference).unwrap_err().to_string();
+        assert!(
+            text.starts_with("cannot read secretKeyRef shop-db/password, no Secret manifest has that key"),
+            "{text}"
+        );
+        assert_eq!(queuebox_core::redact::redact(&text), text);
+    }
+
+    #[test]
     fn one_trailing_line_end_is_removed() {
-        for (value, expected) in [("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n"), ("a", "a"), ("\n", ""), (" a ", " a ")] {
+        for (value, expected) in
+            [("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n"), ("a", "a"), ("\n", ""), (" a ", " a ")]
+        {
             assert_eq!(without_line_end(value), expected, "{value:?}");
         }
     }
@@ -287,8 +332,14 @@ mod tests {
         assert_eq!(secrets.resolve(&ca).unwrap().expose(), "PEM");
         let file = Reference::File(folder.path().join("shop/token"));
         assert_eq!(secrets.resolve(&file).unwrap().expose(), "from-folder");
-        assert_eq!(secrets.resolve(&Reference::Env("CARGO_PKG_NAME".into())).unwrap().expose(), "queuebox-api");
-        for missing in [key("shop", "nothing"), key("..", "token"), Reference::Env("QB_NOT_SET".into()), Reference::File("/nowhere/x".into())] {
+        let path = std::env::var("PATH").unwrap();
+        assert_eq!(secrets.resolve(&Reference::Env("PATH".into())).unwrap().expose(), path);
+        for missing in [
+            key("shop", "nothing"),
+            key("..", "token"),
+            Reference::Env("QB_NOT_SET".into()),
+            Reference::File("/nowhere/x".into()),
+        ] {
             let error = secrets.resolve(&missing).unwrap_err();
             assert_eq!(error.reference, missing.to_string());
         }

@@ -20,8 +20,7 @@ pub const POSITIVE_SIZE_PATTERN: &str = "^0{0,8}[1-9][0-9]{0,8}(B|KiB|MiB|GiB)$"
 /// No duration is longer: a hundred years.
 const DURATION_MAX: Duration = Duration::from_secs(36_500 * 86_400);
 
-const DURATION_UNITS: [(&str, u64); 5] =
-    [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
+const DURATION_UNITS: [(&str, u64); 5] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
 const SIZE_UNITS: [(&str, u64); 4] = [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
 
 /// Why a duration or size is refused.
@@ -207,10 +206,14 @@ mod tests {
 
     #[test]
     fn durations_are_whole_numbers_with_a_unit() {
-        for (text, ms) in [("0s", 0), ("100ms", 100), ("30s", 30_000), ("5m", 300_000), ("1h", 3_600_000), ("7d", 604_800_000)] {
+        for (text, ms) in
+            [("0s", 0), ("100ms", 100), ("30s", 30_000), ("5m", 300_000), ("1h", 3_600_000), ("7d", 604_800_000)]
+        {
             assert_eq!(parse_duration(text), Ok(Duration::from_millis(ms)), "{text}");
         }
-        for text in ["", "30", "s", "-1s", "+1s", "1.5s", "1 s", " 1s", "1S", "1sec", "1m30s", "1w", "1234567890s", "1µs"] {
+        for text in
+            ["", "30", "s", "-1s", "+1s", "1.5s", "1 s", " 1s", "1S", "1sec", "1m30s", "1w", "1234567890s", "1µs"]
+        {
             assert_eq!(parse_duration(text), Err(ValueError::Duration(text.to_owned())), "{text}");
         }
         assert_eq!(parse_duration("36501d"), Err(ValueError::TooLong("36501d".into())));

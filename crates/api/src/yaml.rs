@@ -47,7 +47,8 @@ fn split(text: &str) -> Vec<(usize, &str)> {
     let (mut start, mut first_line) = (0, 0);
     let mut offset = 0;
     for (number, line) in text.split_inclusive('\n').enumerate() {
-        let is_marker = line.strip_prefix("---").is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']));
+        let is_marker =
+            line.strip_prefix("---").is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']));
         if is_marker {
             documents.push((first_line, &text[start..offset]));
             (start, first_line) = (offset, number);
@@ -282,7 +283,9 @@ mod tests {
     fn bare_words_are_text() {
         assert_eq!(
             values("a: Off\nb: yes\nc: 'Off'\nd: true\ne: 1.5\nf: ~\ng: 12\nh: 2024-01-01\n5: x\n"),
-            [json!({"a": "Off", "b": "yes", "c": "Off", "d": true, "e": 1.5, "f": null, "g": 12, "h": "2024-01-01", "5": "x"})]
+            [
+                json!({"a": "Off", "b": "yes", "c": "Off", "d": true, "e": 1.5, "f": null, "g": 12, "h": "2024-01-01", "5": "x"})
+            ]
         );
     }
 

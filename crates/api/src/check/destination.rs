@@ -15,14 +15,16 @@ use super::{
 };
 use crate::{
     checked::{
-        self, Breaker, DestinationConnector, HttpDestination, KafkaDestination, NatsDestination, RabbitMqDestination, Rate,
-        StatusRule, Transform,
+        self, Breaker, DestinationConnector, HttpDestination, KafkaDestination, NatsDestination, RabbitMqDestination,
+        Rate, StatusRule, Transform,
     },
     crd::CONNECTORS,
     spec::{
         DestinationSpec,
         common::AutoOrOff,
-        destination::{DeliveryMode, HttpDestinationSpec, KafkaDestinationSpec, NatsDestinationSpec, RabbitMqDestinationSpec},
+        destination::{
+            DeliveryMode, HttpDestinationSpec, KafkaDestinationSpec, NatsDestinationSpec, RabbitMqDestinationSpec,
+        },
     },
 };
 
@@ -140,7 +142,9 @@ fn check_http(case: &Case<'_>, it: &HttpDestinationSpec) -> Option<HttpDestinati
 
 fn statuses(case: &Case<'_>, statuses: &[IntOrString]) -> Vec<StatusRule> {
     let rule = |status: &IntOrString| match status {
-        IntOrString::Int(number) => u16::try_from(*number).ok().filter(|it| (300..=599).contains(it)).map(StatusRule::Exactly),
+        IntOrString::Int(number) => {
+            u16::try_from(*number).ok().filter(|it| (300..=599).contains(it)).map(StatusRule::Exactly)
+        }
         IntOrString::String(word) if word == "4xx" => Some(StatusRule::ClientErrors),
         IntOrString::String(word) if word == "5xx" => Some(StatusRule::ServerErrors),
         IntOrString::String(_) => None,
@@ -160,15 +164,20 @@ fn statuses(case: &Case<'_>, statuses: &[IntOrString]) -> Vec<StatusRule> {
 
 fn check_rabbitmq(case: &Case<'_>, it: &RabbitMqDestinationSpec) -> Option<RabbitMqDestination> {
     let at = "spec.rabbitmq";
-    let login = broker::rabbitmq(case, at, &RabbitMqFields {
-        url: it.url.as_ref(),
-        url_from: it.url_from.as_ref(),
-        username: it.username.as_ref(),
-        password_from: it.password_from.as_ref(),
-    });
+    let login = broker::rabbitmq(
+        case,
+        at,
+        &RabbitMqFields {
+            url: it.url.as_ref(),
+            url_from: it.url_from.as_ref(),
+            username: it.username.as_ref(),
+            password_from: it.password_from.as_ref(),
+        },
+    );
     let tls = case.tls(&format!("{at}.tls"), it.tls.as_ref());
     let exchange = broker::address(case, at, "exchange", it.exchange.as_ref(), it.exchange_from);
-    let routing_key = template_or(case, &format!("{at}.routingKey"), it.routing_key.as_ref(), "{{ topic }}", Vocabulary::RoutingKey);
+    let routing_key =
+        template_or(case, &format!("{at}.routingKey"), it.routing_key.as_ref(), "{{ topic }}", Vocabulary::RoutingKey);
     Some(RabbitMqDestination {
         login: login?,
         tls,
@@ -181,22 +190,33 @@ fn check_rabbitmq(case: &Case<'_>, it: &RabbitMqDestinationSpec) -> Option<Rabbi
     })
 }
 
-fn template_or(case: &Case<'_>, at: &str, text: Option<&String>, default: &str, vocabulary: Vocabulary) -> Option<Template> {
+fn template_or(
+    case: &Case<'_>,
+    at: &str,
+    text: Option<&String>,
+    default: &str,
+    vocabulary: Vocabulary,
+) -> Option<Template> {
     case.template(at, text.map_or(default, String::as_str), vocabulary)
 }
 
 fn check_kafka(case: &Case<'_>, it: &KafkaDestinationSpec) -> Option<KafkaDestination> {
     let at = "spec.kafka";
-    let cluster = broker::kafka(case, at, &KafkaFields {
-        servers: &it.bootstrap_servers,
-        protocol: it.security_protocol,
-        mechanism: it.sasl_mechanism.as_ref(),
-        username: it.sasl_username.as_ref(),
-        password_from: it.sasl_password_from.as_ref(),
-        tls: it.tls.as_ref(),
-    });
+    let cluster = broker::kafka(
+        case,
+        at,
+        &KafkaFields {
+            servers: &it.bootstrap_servers,
+            protocol: it.security_protocol,
+            mechanism: it.sasl_mechanism.as_ref(),
+            username: it.sasl_username.as_ref(),
+            password_from: it.sasl_password_from.as_ref(),
+            tls: it.tls.as_ref(),
+        },
+    );
     let topic = broker::address(case, at, "topic", it.topic.as_ref(), it.topic_from);
-    let key = template_or(case, &format!("{at}.keyTemplate"), it.key_template.as_ref(), "{{ key }}", Vocabulary::RecordKey);
+    let key =
+        template_or(case, &format!("{at}.keyTemplate"), it.key_template.as_ref(), "{{ key }}", Vocabulary::RecordKey);
     let timeout = it.timeout.map_or(THIRTY_SECONDS, |timeout| timeout.0);
     if timeout < Duration::from_secs(2) {
         case.error(&format!("{at}.timeout"), "must be 2s or more");
@@ -206,13 +226,17 @@ fn check_kafka(case: &Case<'_>, it: &KafkaDestinationSpec) -> Option<KafkaDestin
 
 fn check_nats(case: &Case<'_>, it: &NatsDestinationSpec) -> Option<NatsDestination> {
     let at = "spec.nats";
-    let servers = broker::nats(case, at, &NatsFields {
-        servers: &it.servers,
-        username: it.username.as_ref(),
-        password_from: it.password_from.as_ref(),
-        token_from: it.token_from.as_ref(),
-        tls: it.tls.as_ref(),
-    });
+    let servers = broker::nats(
+        case,
+        at,
+        &NatsFields {
+            servers: &it.servers,
+            username: it.username.as_ref(),
+            password_from: it.password_from.as_ref(),
+            token_from: it.token_from.as_ref(),
+            tls: it.tls.as_ref(),
+        },
+    );
     let subject = broker::address(case, at, "subject", it.subject.as_ref(), it.subject_from);
     if it.jet_stream == Some(false) {
         case.warning(&format!("{at}.jetStream"), "without JetStream nothing is acknowledged, and messages may be lost");

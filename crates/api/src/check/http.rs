@@ -102,13 +102,17 @@ pub(super) fn inbound_auth(case: &Case<'_>, at: &str, auth: Option<&InboundAuthS
     if let Some(it) = &auth.hmac {
         let at = format!("{at}.hmac");
         let secret = case.accepted(&at, "secret", &it.secret_from, it.previous_secret_from.as_ref());
-        let form = hmac_form(case, &at, &HmacFields {
-            header: it.header_name.as_ref(),
-            algorithm: it.algorithm,
-            prefix: it.signature_prefix.as_ref(),
-            timestamp_header: it.timestamp_header.as_ref(),
-            format: it.signature_payload_format,
-        });
+        let form = hmac_form(
+            case,
+            &at,
+            &HmacFields {
+                header: it.header_name.as_ref(),
+                algorithm: it.algorithm,
+                prefix: it.signature_prefix.as_ref(),
+                timestamp_header: it.timestamp_header.as_ref(),
+                format: it.signature_payload_format,
+            },
+        );
         if it.timestamp_tolerance.is_some() && it.timestamp_header.is_none() {
             case.warning(&format!("{at}.timestampTolerance"), "has no effect without timestampHeader");
         }
@@ -127,7 +131,8 @@ pub(super) fn inbound_auth(case: &Case<'_>, at: &str, auth: Option<&InboundAuthS
     }
     if let Some(it) = &auth.github {
         let at = format!("{at}.github");
-        found = Some(InboundAuth::GitHub(case.accepted(&at, "secret", &it.secret_from, it.previous_secret_from.as_ref())));
+        found =
+            Some(InboundAuth::GitHub(case.accepted(&at, "secret", &it.secret_from, it.previous_secret_from.as_ref())));
     }
     found
 }
@@ -223,13 +228,17 @@ pub(super) fn signing(case: &Case<'_>, at: &str, signing: Option<&SigningSpec>) 
     let hmac = signing.hmac.as_ref().map(|it| {
         let at = format!("{at}.hmac");
         let secret = case.reference(&format!("{at}.secretFrom"), &it.secret_from);
-        let form: checked::Hmac = hmac_form(case, &at, &HmacFields {
-            header: it.header_name.as_ref(),
-            algorithm: it.algorithm,
-            prefix: it.signature_prefix.as_ref(),
-            timestamp_header: it.timestamp_header.as_ref(),
-            format: it.signature_payload_format,
-        });
+        let form: checked::Hmac = hmac_form(
+            case,
+            &at,
+            &HmacFields {
+                header: it.header_name.as_ref(),
+                algorithm: it.algorithm,
+                prefix: it.signature_prefix.as_ref(),
+                timestamp_header: it.timestamp_header.as_ref(),
+                format: it.signature_payload_format,
+            },
+        );
         Signing::Hmac { secret, form }
     });
     webhooks.or(hmac)

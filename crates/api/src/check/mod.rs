@@ -78,9 +78,10 @@ impl Report {
         let fail = |message: String, hint: String| Err(Problems(vec![Problem::of_file("", message).hint(hint)]));
         match (wanted.pop(), wanted.is_empty(), name) {
             (Some(relay), true, _) => Ok(relay),
-            (None, _, _) if names.is_empty() => {
-                fail("there is no Relay".to_owned(), "a run needs exactly one, with the routes of your messages".to_owned())
-            }
+            (None, _, _) if names.is_empty() => fail(
+                "there is no Relay".to_owned(),
+                "a run needs exactly one, with the routes of your messages".to_owned(),
+            ),
             (None, _, name) => fail(
                 format!("there is no Relay called {:?}", name.unwrap_or_default()),
                 match nearest(name.unwrap_or_default(), names.iter().map(String::as_str)) {
@@ -99,7 +100,8 @@ impl Report {
 /// Checks all manifests together.
 pub fn check(manifests: &Manifests, target: Target) -> Report {
     let cases: Vec<Case<'_>> = manifests.objects.iter().map(|object| Case::new(object, target)).collect();
-    let mut report = Report { problems: manifests.problems.clone(), warnings: manifests.warnings.clone(), ..Report::default() };
+    let mut report =
+        Report { problems: manifests.problems.clone(), warnings: manifests.warnings.clone(), ..Report::default() };
     let mut all = All::default();
     for case in &cases {
         match case.kind {
@@ -136,7 +138,10 @@ pub fn schema_problems(kind: Kind, spec: &Value) -> Vec<String> {
     let case = Case::new(&object, Target::Cluster);
     structure::conform(&case, spec);
     let problems = case.problems.into_inner().into_iter();
-    problems.filter(|problem| problem.message != structure::UNKNOWN_FIELD).map(|problem| format!("{}: {}", problem.path, problem.message)).collect()
+    problems
+        .filter(|problem| problem.message != structure::UNKNOWN_FIELD)
+        .map(|problem| format!("{}: {}", problem.path, problem.message))
+        .collect()
 }
 
 /// Every object with what its own rules made of it.
@@ -214,7 +219,13 @@ impl All<'_> {
                     && other_draft.http_path.as_ref() == Some(path)
             });
             if let Some((twin, _)) = twin {
-                case.found(&case.problems, "spec.http.path", format!("Source {} of the same Relay has the path {path:?} already", twin.object.name), None, Reason::PathConflict);
+                case.found(
+                    &case.problems,
+                    "spec.http.path",
+                    format!("Source {} of the same Relay has the path {path:?} already", twin.object.name),
+                    None,
+                    Reason::PathConflict,
+                );
             }
         }
     }
@@ -223,7 +234,8 @@ impl All<'_> {
         for (case, draft) in &self.relays {
             for (route, index, name) in draft.targets() {
                 let names = || {
-                    let here = self.destinations.iter().filter(|(other, _)| other.object.namespace == case.object.namespace);
+                    let here =
+                        self.destinations.iter().filter(|(other, _)| other.object.namespace == case.object.namespace);
                     here.map(|(other, _)| other.object.name.as_str())
                 };
                 if !name.is_empty() && !names().any(|known| known == name) {
@@ -329,7 +341,8 @@ impl<'o> Case<'o> {
 
     /// Exactly one member of a union. Returns its index.
     fn exactly_one(&self, path: &str, members: &[(&str, bool)]) -> Option<usize> {
-        let given: Vec<usize> = members.iter().enumerate().filter(|(_, (_, given))| *given).map(|(index, _)| index).collect();
+        let given: Vec<usize> =
+            members.iter().enumerate().filter(|(_, (_, given))| *given).map(|(index, _)| index).collect();
         let names = || members.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
         match given.as_slice() {
             [one] => Some(*one),
@@ -413,7 +426,13 @@ impl<'o> Case<'o> {
         secret.map(|secret| self.reference(path, secret))
     }
 
-    fn accepted(&self, path: &str, field: &str, current: &SecretRef, previous: Option<&SecretRef>) -> checked::Accepted {
+    fn accepted(
+        &self,
+        path: &str,
+        field: &str,
+        current: &SecretRef,
+        previous: Option<&SecretRef>,
+    ) -> checked::Accepted {
         let mut letters = field.chars();
         let upper: String = letters.next().map(|first| first.to_ascii_uppercase()).into_iter().chain(letters).collect();
         checked::Accepted {
@@ -427,7 +446,13 @@ impl<'o> Case<'o> {
         self.tls_files(path, tls.ca_from.as_ref(), tls.cert_from.as_ref(), tls.key_from.as_ref())
     }
 
-    fn tls_files(&self, path: &str, ca: Option<&CaRef>, cert: Option<&SecretRef>, key: Option<&SecretRef>) -> checked::Tls {
+    fn tls_files(
+        &self,
+        path: &str,
+        ca: Option<&CaRef>,
+        cert: Option<&SecretRef>,
+        key: Option<&SecretRef>,
+    ) -> checked::Tls {
         if cert.is_some() != key.is_some() {
             self.error(path, "certFrom and keyFrom go together".to_owned());
         }
@@ -502,29 +527,39 @@ pub fn path_problem(text: &str) -> Option<String> {
     if text.chars().count() > 2_048 {
         return Some("a path has at most 2048 characters".to_owned());
     }
-    if let Err(error) = serde_json_path::JsonPath::parse(text) {
-        return Some(format!("{text:?} is no JSONPath: {error}"));
+    // Looked for first, since the library's parser recurses into filters as deep as a text nests them.
+    if may_name_several(text) {
+        return Some(format!(
+            "{text:?} may name several values: use names and positions from 0 only, such as $.data.id or $.items[0]"
+        ));
     }
-    // In RFC 9535 only a path that names at most one value can be compared.
-    let is_singular = serde_json_path::JsonPath::parse(&format!("$[?{text} == 1]")).is_ok();
-    let counts_from_end = {
-        let mut quote = None;
-        let mut before = ' ';
-        text.chars().any(|character| {
-            let inside = quote.is_some();
-            match quote {
-                Some(open) if character == open && before != '\\' => quote = None,
-                None if matches!(character, '"' | '\'') => quote = Some(character),
-                _ => {}
+    serde_json_path::JsonPath::parse(text).err().map(|error| format!("{text:?} is no JSONPath: {error}"))
+}
+
+/// Something outside of quoted names is more than a name or a position from 0.
+fn may_name_several(text: &str) -> bool {
+    let mut quote = None;
+    let mut is_escaped = false;
+    let mut before = ' ';
+    for character in text.chars() {
+        match quote {
+            Some(_) if is_escaped => is_escaped = false,
+            Some(_) if character == '\\' => is_escaped = true,
+            Some(open) if character == open => quote = None,
+            Some(_) => {}
+            None if matches!(character, '"' | '\'') => quote = Some(character),
+            None => {
+                let several = matches!(character, '?' | '*' | ':' | ',' | '(' | '@')
+                    || (before == '.' && character == '.')
+                    || (before == '[' && matches!(character, '-' | '['));
+                if several {
+                    return true;
+                }
             }
-            let hit = !inside && character == '-' && before == '[';
-            if inside || !character.is_whitespace() {
-                before = character;
-            }
-            hit
-        })
-    };
-    (!is_singular || counts_from_end).then(|| {
-        format!("{text:?} may name several values: use names and positions from 0 only, such as $.data.id or $.items[0]")
-    })
+        }
+        if !character.is_whitespace() {
+            before = character;
+        }
+    }
+    false
 }

@@ -2,20 +2,18 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use k8s_openapi::api::core::v1::{Affinity, EnvVar, PodSecurityContext, ResourceRequirements, Toleration, TopologySpreadConstraint, Volume, VolumeMount};
-use queuebox_core::{
-    message::Consumption,
-    pattern::Pattern,
-    retry::RetrySchedule,
-    template::Vocabulary,
+use k8s_openapi::api::core::v1::{
+    Affinity, EnvVar, PodSecurityContext, ResourceRequirements, Toleration, TopologySpreadConstraint, Volume,
+    VolumeMount,
 };
+use queuebox_core::{message::Consumption, pattern::Pattern, retry::RetrySchedule, template::Vocabulary};
 use serde::de::DeserializeOwned;
 
 use super::{Case, Target, http};
 use crate::{
     checked::{
-        self, Admin, Autoscaling, Capture, Database, DatabaseLogin, DatabaseServer, DatabaseTls, Http, Inbox, InboxRelay, Keep,
-        Outbox, PodSpec, Retention, Route, Server, TableRetention, TlsMode,
+        self, Admin, Autoscaling, Capture, Database, DatabaseLogin, DatabaseServer, DatabaseTls, Http, Inbox,
+        InboxRelay, Keep, Outbox, PodSpec, Retention, Route, Server, TableRetention, TlsMode,
     },
     crd::DATABASES,
     problem::Reason,
@@ -24,8 +22,8 @@ use crate::{
         RelaySpec,
         common::AutoOrOff,
         relay::{
-            AdminSpec, CaptureConnectionSpec, CaptureMode, CaptureSpec, DatabaseSpec, DatabaseTlsSpec, HttpSpec, InboxSpec,
-            OutboxSpec, PodBlock, PodBlocks, RetentionSpec, RouteSpec, ServerSpec,
+            AdminSpec, CaptureConnectionSpec, CaptureMode, CaptureSpec, DatabaseSpec, DatabaseTlsSpec, HttpSpec,
+            InboxSpec, OutboxSpec, PodBlock, PodBlocks, RetentionSpec, RouteSpec, ServerSpec,
         },
     },
     value::{DurationText, format_duration, format_size},
@@ -91,7 +89,9 @@ impl Draft {
     /// Every name of a Destination, with the places of its route and of itself.
     pub fn targets(&self) -> impl Iterator<Item = (usize, usize, &str)> {
         let routes = self.spec.routes.iter().flatten().enumerate();
-        routes.flat_map(|(route, it)| it.destinations.iter().enumerate().map(move |(index, name)| (route, index, name.as_str())))
+        routes.flat_map(|(route, it)| {
+            it.destinations.iter().enumerate().map(move |(index, name)| (route, index, name.as_str()))
+        })
     }
 
     /// Back-off of destinations that say nothing.
@@ -129,7 +129,10 @@ impl Draft {
             case.warning("spec.routes", format!("are none, so what Source {} receives has no way out", source.name));
         }
         if let Some(source) = pushing.filter(|_| parts.inbox.relay.is_none()) {
-            case.warning("spec.inbox.relay.enabled", format!("is false, so what Source {} receives stays in the inbox", source.name));
+            case.warning(
+                "spec.inbox.relay.enabled",
+                format!("is false, so what Source {} receives stays in the inbox", source.name),
+            );
         }
     }
 
@@ -186,14 +189,21 @@ fn check_pod(case: &Case<'_>, pod: Option<&PodSpec>) {
     let Some(pod) = pod else { return };
     let report = |field: &str, error: Option<serde_json::Error>| {
         if let Some(error) = error {
-            case.error(&format!("spec.pod.{field}"), format!("is not as in a pod: {error}"));
+            // A quoted value may be a secret.
+            let reason = Some(error.to_string())
+                .filter(|text| !text.contains('"'))
+                .unwrap_or_else(|| "a value has another type".to_owned());
+            case.error(&format!("spec.pod.{field}"), format!("is not as in a pod: {reason}"));
         }
     };
     report("env", list::<EnvVar>(pod.env.as_ref()).err());
     report("extraVolumes", list::<Volume>(pod.extra_volumes.as_ref()).err());
     report("extraVolumeMounts", list::<VolumeMount>(pod.extra_volume_mounts.as_ref()).err());
     report("tolerations", list::<Toleration>(pod.tolerations.as_ref()).err());
-    report("topologySpreadConstraints", list::<TopologySpreadConstraint>(pod.topology_spread_constraints.as_ref()).err());
+    report(
+        "topologySpreadConstraints",
+        list::<TopologySpreadConstraint>(pod.topology_spread_constraints.as_ref()).err(),
+    );
     report("affinity", one::<Affinity>(pod.affinity.as_ref()).err());
     report("resources", one::<ResourceRequirements>(pod.resources.as_ref()).err());
     report("securityContext", one::<PodSecurityContext>(pod.security_context.as_ref()).err());
@@ -204,7 +214,10 @@ fn check_pod(case: &Case<'_>, pod: Option<&PodSpec>) {
             || volume.projected.is_some()
             || volume.empty_dir.is_some();
         if !is_allowed {
-            case.error(&format!("spec.pod.extraVolumes[{index}]"), "must be secret, configMap, csi, projected or emptyDir");
+            case.error(
+                &format!("spec.pod.extraVolumes[{index}]"),
+                "must be secret, configMap, csi, projected or emptyDir",
+            );
         }
     }
 }
@@ -271,7 +284,8 @@ fn database(case: &Case<'_>, spec: Option<&DatabaseSpec>) -> Option<Database> {
                 Reason::UnsupportedDatabase,
             );
         }
-        found = Some(DatabaseServer::Sqlite { path: it.path.clone(), busy_timeout: duration(it.busy_timeout, SECOND * 5) });
+        found =
+            Some(DatabaseServer::Sqlite { path: it.path.clone(), busy_timeout: duration(it.busy_timeout, SECOND * 5) });
     }
     check_tables(case, spec);
     Some(with_defaults(found?, spec))
@@ -286,7 +300,10 @@ fn with_defaults(server: DatabaseServer, spec: &DatabaseSpec) -> Database {
     let mapping = spec.column_mapping.clone().unwrap_or_default();
     let renamed = |entries: Vec<(&'static str, Option<&str>)>| -> BTreeMap<String, String> {
         let renamed = entries.into_iter().filter_map(|(column, name)| Some((column, name?)));
-        renamed.filter(|(column, name)| column != name).map(|(column, name)| (column.to_owned(), name.to_owned())).collect()
+        renamed
+            .filter(|(column, name)| column != name)
+            .map(|(column, name)| (column.to_owned(), name.to_owned()))
+            .collect()
     };
     Database {
         server,
@@ -312,8 +329,16 @@ fn check_tables(case: &Case<'_>, spec: &DatabaseSpec) {
     renamed.extend((database.inbox_table != "inbox").then(|| "inboxTableName".to_owned()));
     let mapping = spec.column_mapping.clone().unwrap_or_default();
     let tables = [
-        ("outbox", mapping.outbox.as_ref().map(super::super::spec::relay::OutboxColumns::entries), &database.outbox_columns),
-        ("inbox", mapping.inbox.as_ref().map(super::super::spec::relay::InboxColumns::entries), &database.inbox_columns),
+        (
+            "outbox",
+            mapping.outbox.as_ref().map(super::super::spec::relay::OutboxColumns::entries),
+            &database.outbox_columns,
+        ),
+        (
+            "inbox",
+            mapping.inbox.as_ref().map(super::super::spec::relay::InboxColumns::entries),
+            &database.inbox_columns,
+        ),
     ];
     for (table, entries, columns) in tables {
         renamed.extend(columns.keys().map(|column| format!("columnMapping.{table}.{}", camel_case(column))));
@@ -371,7 +396,11 @@ fn server(case: &Case<'_>, at: &str, spec: &ServerSpec, port: u16, mode: TlsMode
         None => {
             for (field, value) in [("host", &spec.host), ("database", &spec.database), ("username", &spec.username)] {
                 if value.is_none() {
-                    case.error_with_hint(&format!("{at}.{field}"), "is missing", "give host, database and username, or one urlFrom for all");
+                    case.error_with_hint(
+                        &format!("{at}.{field}"),
+                        "is missing",
+                        "give host, database and username, or one urlFrom for all",
+                    );
                 }
             }
             DatabaseLogin::Parts {
@@ -431,9 +460,10 @@ fn routes(case: &Case<'_>, specs: &[RouteSpec]) -> Vec<Route> {
 
 /// An earlier route takes all that this pattern would.
 fn warn_if_hidden(case: &Case<'_>, at: &str, pattern: &Pattern, earlier: &[Route]) {
-    let hiding = earlier.iter().enumerate().find_map(|(index, route)| {
-        route.topics.iter().find(|other| other.hides(pattern)).map(|other| (index, other))
-    });
+    let hiding = earlier
+        .iter()
+        .enumerate()
+        .find_map(|(index, route)| route.topics.iter().find(|other| other.hides(pattern)).map(|other| (index, other)));
     if let Some((index, other)) = hiding {
         case.warning(at, format!("never matches: spec.routes[{index}] takes {:?} before", other.as_str()));
     }
@@ -522,10 +552,8 @@ fn retention(case: &Case<'_>, spec: Option<&RetentionSpec>, is_sqlserver: bool) 
         Some(TableRetention { keep: keep?, cleanup_interval: duration(interval, SECOND * 3_600), batch_size })
     };
     let age = |max: Option<DurationText>, dead: Option<DurationText>| {
-        (max.is_some() || dead.is_some()).then(|| Keep::Age {
-            finished: max.map(|it| it.0),
-            dead: dead.or(max).map(|it| it.0),
-        })
+        (max.is_some() || dead.is_some())
+            .then(|| Keep::Age { finished: max.map(|it| it.0), dead: dead.or(max).map(|it| it.0) })
     };
     let outbox = spec.outbox.as_ref().and_then(|it| {
         if it.max_count.is_some() && (it.max_age.is_some() || it.dead_max_age.is_some()) {
@@ -534,9 +562,10 @@ fn retention(case: &Case<'_>, spec: Option<&RetentionSpec>, is_sqlserver: bool) 
         let count = it.max_count.and_then(|count| u64::try_from(count).ok()).map(Keep::Count);
         table("outbox", count.or(age(it.max_age, it.dead_max_age)), it.cleanup_interval, it.batch_size)
     });
-    let inbox = spec.inbox.as_ref().and_then(|it| {
-        table("inbox", age(it.max_age, it.dead_max_age), it.cleanup_interval, it.batch_size)
-    });
+    let inbox = spec
+        .inbox
+        .as_ref()
+        .and_then(|it| table("inbox", age(it.max_age, it.dead_max_age), it.cleanup_interval, it.batch_size));
     Retention { outbox, inbox }
 }
 
@@ -620,7 +649,11 @@ fn admin(case: &Case<'_>, spec: Option<&AdminSpec>) -> Option<Admin> {
     let auth = super::http::inbound_auth(case, "spec.admin.auth", spec.auth.as_ref());
     let enabled = spec.enabled.unwrap_or(false);
     if enabled && spec.auth.is_none() && !spec.insecure.unwrap_or(false) {
-        case.error_with_hint("spec.admin.auth", "is missing", "the admin API needs it, or insecure: true for local tests");
+        case.error_with_hint(
+            "spec.admin.auth",
+            "is missing",
+            "the admin API needs it, or insecure: true for local tests",
+        );
     }
     enabled.then(|| Admin {
         auth,

@@ -15,15 +15,16 @@ use super::{
 };
 use crate::{
     checked::{
-        self, Filter, FilterRule, FilterTest, HttpSource, KafkaSource, NatsSource, Origins, RabbitMqSource, SourceConnector,
+        self, Filter, FilterRule, FilterTest, HttpSource, KafkaSource, NatsSource, Origins, RabbitMqSource,
+        SourceConnector,
     },
     crd::CONNECTORS,
     spec::{
         SourceSpec,
         common::IdempotencyKeyFallback,
         source::{
-            AttributeHeadersSpec, ConsumptionName, FilterRuleSpec, FilterSpec, HttpSourceSpec, KafkaSourceSpec, NatsSourceSpec,
-            RabbitMqSourceSpec,
+            AttributeHeadersSpec, ConsumptionName, FilterRuleSpec, FilterSpec, HttpSourceSpec, KafkaSourceSpec,
+            NatsSourceSpec, RabbitMqSourceSpec,
         },
     },
 };
@@ -154,7 +155,11 @@ impl Attributes {
 fn topic(case: &Case<'_>, spec: &SourceSpec, consumption: Consumption, has_event_type: bool) -> Option<Template> {
     if consumption == Consumption::Pull {
         if spec.topic.is_some() {
-            case.error_with_hint("spec.topic", "a pull Source has no topic", "leave it out, or write consumption: push");
+            case.error_with_hint(
+                "spec.topic",
+                "a pull Source has no topic",
+                "leave it out, or write consumption: push",
+            );
         }
         return None;
     }
@@ -181,7 +186,11 @@ fn check_publish_time(case: &Case<'_>, spec: &SourceSpec, initial_delay: Duratio
         ("spec.scheduledAtPath", spec.scheduled_at_path.is_some()),
     ];
     for (path, _) in given.iter().filter(|(_, given)| *given && initial_delay.is_zero()) {
-        case.error_with_hint(path, "needs initialDelay above zero", "messages are put in order of publishing within that delay");
+        case.error_with_hint(
+            path,
+            "needs initialDelay above zero",
+            "messages are put in order of publishing within that delay",
+        );
     }
     if let Some(name) = &spec.scheduled_at_header {
         case.header_name("spec.scheduledAtHeader", name);
@@ -191,8 +200,10 @@ fn check_publish_time(case: &Case<'_>, spec: &SourceSpec, initial_delay: Duratio
 fn check_http(case: &Case<'_>, it: &HttpSourceSpec, spec: &SourceSpec, origins: &mut Attributes) -> Option<HttpSource> {
     http::check_route_path(case, "spec.http.path", &it.path);
     let auth = http::inbound_auth(case, "spec.http.auth", it.auth.as_ref());
-    let secret: Vec<&str> =
-        SECRET_HEADERS.into_iter().chain(auth.as_ref().map(checked::InboundAuth::headers).unwrap_or_default()).collect();
+    let secret: Vec<&str> = SECRET_HEADERS
+        .into_iter()
+        .chain(auth.as_ref().map(checked::InboundAuth::headers).unwrap_or_default())
+        .collect();
     let named = |field: &str, name: Option<&String>| {
         let name = name?;
         let at = format!("spec.http.{field}");
@@ -215,7 +226,9 @@ fn check_http(case: &Case<'_>, it: &HttpSourceSpec, spec: &SourceSpec, origins: 
             "give idempotencyKeyPath (such as $.id), idempotencyKeyExpression or http.idempotencyKeyHeader",
         );
     }
-    if let Some(name) = spec.scheduled_at_header.as_ref().filter(|name| secret.iter().any(|it| it.eq_ignore_ascii_case(name))) {
+    if let Some(name) =
+        spec.scheduled_at_header.as_ref().filter(|name| secret.iter().any(|it| it.eq_ignore_ascii_case(name)))
+    {
         case.error("spec.scheduledAtHeader", format!("{name} is a secret header"));
     }
     Some(HttpSource {
@@ -228,17 +241,18 @@ fn check_http(case: &Case<'_>, it: &HttpSourceSpec, spec: &SourceSpec, origins: 
 fn check_rabbitmq(case: &Case<'_>, it: &RabbitMqSourceSpec) -> Option<RabbitMqSource> {
     let at = "spec.rabbitmq";
     if it.idempotency_key_fallback == Some(IdempotencyKeyFallback::Position) {
-        case.error(
-            &format!("{at}.idempotencyKeyFallback"),
-            "RabbitMQ messages have no position; write digest",
-        );
+        case.error(&format!("{at}.idempotencyKeyFallback"), "RabbitMQ messages have no position; write digest");
     }
-    let login = broker::rabbitmq(case, at, &RabbitMqFields {
-        url: it.url.as_ref(),
-        url_from: it.url_from.as_ref(),
-        username: it.username.as_ref(),
-        password_from: it.password_from.as_ref(),
-    });
+    let login = broker::rabbitmq(
+        case,
+        at,
+        &RabbitMqFields {
+            url: it.url.as_ref(),
+            url_from: it.url_from.as_ref(),
+            username: it.username.as_ref(),
+            password_from: it.password_from.as_ref(),
+        },
+    );
     let tls = case.tls(&format!("{at}.tls"), it.tls.as_ref());
     Some(RabbitMqSource {
         login: login?,
@@ -264,14 +278,18 @@ fn check_kafka(case: &Case<'_>, it: &KafkaSourceSpec) -> KafkaSource {
         }
     }
     KafkaSource {
-        cluster: broker::kafka(case, at, &KafkaFields {
-            servers: &it.bootstrap_servers,
-            protocol: it.security_protocol,
-            mechanism: it.sasl_mechanism.as_ref(),
-            username: it.sasl_username.as_ref(),
-            password_from: it.sasl_password_from.as_ref(),
-            tls: it.tls.as_ref(),
-        }),
+        cluster: broker::kafka(
+            case,
+            at,
+            &KafkaFields {
+                servers: &it.bootstrap_servers,
+                protocol: it.security_protocol,
+                mechanism: it.sasl_mechanism.as_ref(),
+                username: it.sasl_username.as_ref(),
+                password_from: it.sasl_password_from.as_ref(),
+                tls: it.tls.as_ref(),
+            },
+        ),
         group_id: it.group_id.clone(),
         topics: it.topics.clone(),
         auto_offset_reset: it.auto_offset_reset.unwrap_or_default(),
@@ -284,18 +302,26 @@ fn check_kafka(case: &Case<'_>, it: &KafkaSourceSpec) -> KafkaSource {
 fn check_nats(case: &Case<'_>, it: &NatsSourceSpec) -> NatsSource {
     let at = "spec.nats";
     for (field, name) in [("stream", &it.stream), ("durable", &it.durable)] {
-        if name.chars().any(|character| character.is_whitespace() || matches!(character, '.' | '*' | '>' | '/' | '\\')) {
-            case.error(&format!("{at}.{field}"), format!("{name:?} must not hold blanks, \".\", \"*\", \">\" or slashes"));
+        if name.chars().any(|character| character.is_whitespace() || matches!(character, '.' | '*' | '>' | '/' | '\\'))
+        {
+            case.error(
+                &format!("{at}.{field}"),
+                format!("{name:?} must not hold blanks, \".\", \"*\", \">\" or slashes"),
+            );
         }
     }
     NatsSource {
-        servers: broker::nats(case, at, &NatsFields {
-            servers: &it.servers,
-            username: it.username.as_ref(),
-            password_from: it.password_from.as_ref(),
-            token_from: it.token_from.as_ref(),
-            tls: it.tls.as_ref(),
-        }),
+        servers: broker::nats(
+            case,
+            at,
+            &NatsFields {
+                servers: &it.servers,
+                username: it.username.as_ref(),
+                password_from: it.password_from.as_ref(),
+                token_from: it.token_from.as_ref(),
+                tls: it.tls.as_ref(),
+            },
+        ),
         stream: it.stream.clone(),
         durable: it.durable.clone(),
         filter_subject: it.filter_subject.clone(),

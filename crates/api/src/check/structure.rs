@@ -9,7 +9,9 @@ use super::Case;
 use crate::{
     crd::{Kind, spec_schema},
     names::nearest,
-    value::{DURATION_PATTERN, POSITIVE_DURATION_PATTERN, POSITIVE_SIZE_PATTERN, SIZE_PATTERN, parse_duration, parse_size},
+    value::{
+        DURATION_PATTERN, POSITIVE_DURATION_PATTERN, POSITIVE_SIZE_PATTERN, SIZE_PATTERN, parse_duration, parse_size,
+    },
 };
 
 /// A pattern of the schemas as a function: the local checks need no regular expressions. `Err` says what is expected.
@@ -31,9 +33,9 @@ pub(crate) fn pattern(pattern: &str) -> Option<fn(&str) -> Result<(), String>> {
         "^[A-Za-z_][A-Za-z0-9_]*$" => |text| {
             let begins = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_');
             let is_name = begins && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-            is_name.then_some(()).ok_or_else(|| {
-                format!("{text:?} is no name: write a letter or \"_\", then letters, digits and \"_\"")
-            })
+            is_name
+                .then_some(())
+                .ok_or_else(|| format!("{text:?} is no name: write a letter or \"_\", then letters, digits and \"_\""))
         },
         _ => return None,
     })
@@ -69,13 +71,12 @@ fn node(case: &Case<'_>, path: &str, schema: &Value, value: &Value) -> Option<Va
     }
 }
 
-/// What a value is, in words, without its content where that may be long.
+/// What a value is, in words. Never a text itself: a secret may stand where it should not.
 fn describe(value: &Value) -> String {
     match value {
         Value::Null => "nothing".to_owned(),
         Value::Bool(value) => format!("{value}"),
         Value::Number(number) => format!("the number {number}"),
-        Value::String(text) if text.chars().count() <= 40 => format!("{text:?}"),
         Value::String(_) => "a text".to_owned(),
         Value::Array(_) => "a list".to_owned(),
         Value::Object(_) => "a block".to_owned(),
@@ -125,9 +126,8 @@ fn stand_in(schema: &Value) -> Value {
         Some("object") => {
             let required = schema.get("required").and_then(Value::as_array);
             let names = required.into_iter().flatten().filter_map(Value::as_str);
-            let members = names.filter_map(|name| {
-                Some((name.to_owned(), stand_in(schema.get("properties")?.get(name)?)))
-            });
+            let members =
+                names.filter_map(|name| Some((name.to_owned(), stand_in(schema.get("properties")?.get(name)?))));
             Value::Object(members.collect())
         }
         Some("array") => Value::Array(Vec::new()),
@@ -143,9 +143,10 @@ fn map(case: &Case<'_>, path: &str, schema: &Value, inner: &Value, members: &Map
     {
         case.error(path, format!("has {} entries; at most {max}", members.len()));
     }
-    let kept = members.iter().filter(|(_, member)| !member.is_null()).filter_map(|(name, member)| {
-        Some((name.clone(), node(case, &format!("{path}.{name}"), inner, member)?))
-    });
+    let kept = members
+        .iter()
+        .filter(|(_, member)| !member.is_null())
+        .filter_map(|(name, member)| Some((name.clone(), node(case, &format!("{path}.{name}"), inner, member)?)));
     Value::Object(kept.collect())
 }
 
@@ -183,7 +184,7 @@ fn text(case: &Case<'_>, path: &str, schema: &Value, value: &Value) -> Option<Va
             _ => "a text",
         };
         if matches!(value, Value::Bool(_) | Value::Number(_)) && expected == "a text" {
-            case.error_with_hint(path, &format!("expected a text, found {}", describe(value)), "put it in quotes");
+            case.error_with_hint(path, "expected a text, found a number or switch", "put it in quotes");
             return None;
         }
         return wrong(case, path, expected, value);
@@ -224,11 +225,14 @@ fn integer(case: &Case<'_>, path: &str, schema: &Value, value: &Value) -> Option
     if (min..=max).contains(&number) {
         return Some(number.into());
     }
-    case.error(path, if max >= i64::from(i32::MAX) {
-        format!("{number} is too small; at least {min}")
-    } else {
-        format!("{number} is not between {min} and {max}")
-    });
+    case.error(
+        path,
+        if max >= i64::from(i32::MAX) {
+            format!("{number} is too small; at least {min}")
+        } else {
+            format!("{number} is not between {min} and {max}")
+        },
+    );
     None
 }
 
@@ -273,9 +277,9 @@ fn unknown(case: &Case<'_>, at: &str, parent: &str, name: &str, known: &Map<Stri
 /// `password` where there is `passwordFrom`: secrets stand in manifests by reference only.
 fn reference_of(name: &str, known: &Map<String, Value>) -> Option<String> {
     let reference = format!("{name}From");
-    known.contains_key(&reference).then(|| {
-        format!("secrets are given by reference: write {reference} with secretKeyRef, env or file")
-    })
+    known
+        .contains_key(&reference)
+        .then(|| format!("secrets are given by reference: write {reference} with secretKeyRef, env or file"))
 }
 
 /// Where else a field of this name is. Of several places: one in a block of the same name, one of the same kind, the one

@@ -28,7 +28,18 @@ impl Variables {
 
     /// Those of this process that are text.
     pub fn of_process() -> Self {
-        Self(std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect())
+        Self(
+            std::env::vars_os()
+                .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+                .collect(),
+        )
+    }
+
+    /// The same without some names: variables of the process that are no part of the configuration.
+    #[must_use]
+    pub fn without(mut self, names: &[&str]) -> Self {
+        self.0.retain(|name, _| !names.contains(&name.as_str()));
+        self
     }
 
     /// `QUEUEBOX_*` with the path of keys that each means.
@@ -172,7 +183,14 @@ mod tests {
 
     #[test]
     fn service_links_are_known_by_their_ends() {
-        for name in ["QUEUEBOX_SERVICE_HOST", "QUEUEBOX_SERVICE_PORT", "QUEUEBOX_SERVICE_PORT_HTTP", "QUEUEBOX_PORT", "QUEUEBOX_DB_PORT_5432_TCP", "QUEUEBOX_PORT_53_UDP_ADDR"] {
+        for name in [
+            "QUEUEBOX_SERVICE_HOST",
+            "QUEUEBOX_SERVICE_PORT",
+            "QUEUEBOX_SERVICE_PORT_HTTP",
+            "QUEUEBOX_PORT",
+            "QUEUEBOX_DB_PORT_5432_TCP",
+            "QUEUEBOX_PORT_53_UDP_ADDR",
+        ] {
             assert!(is_service_link(name), "{name}");
         }
         for name in ["QUEUEBOX_SERVER_HTTPPORT", "QUEUEBOX_PORT_X_TCP", "QUEUEBOX_OUTBOX_BATCHSIZE"] {
@@ -198,7 +216,8 @@ mod tests {
     #[test]
     fn names_in_values_are_filled_in() {
         let variables = Variables::new([("A".into(), "1".into()), ("EMPTY".into(), String::new())]);
-        let mut root = json!({"a": "x${A}y", "b": ["${B:-z}", "${EMPTY:-e}", "${EMPTY}"], "c": "${B}", "d": "${A", "e": 5});
+        let mut root =
+            json!({"a": "x${A}y", "b": ["${B:-z}", "${EMPTY:-e}", "${EMPTY}"], "c": "${B}", "d": "${A", "e": 5});
         let missing = variables.interpolate(root.as_object_mut().unwrap());
         assert_eq!(root, json!({"a": "x1y", "b": ["z", "e", ""], "c": "", "d": "${A", "e": 5}));
         assert_eq!(missing, [("c".to_owned(), "the variable B is not set".to_owned())]);

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     crd::{exactly_one, relay_rules, rule, together},
-    value::{DurationText, SizeText, POSITIVE_DURATION_PATTERN, POSITIVE_SIZE_PATTERN},
+    value::{DurationText, POSITIVE_DURATION_PATTERN, POSITIVE_SIZE_PATTERN, SizeText},
 };
 
 /// One database, its routes, and the workers that serve it.

@@ -127,139 +127,225 @@ fn sources_that_are_wrong() {
         (rabbit(""), vec![]),
         (kafka(""), vec![]),
         (nats(""), vec![]),
-        ("{}".into(), vec![
-            "spec.relayRef: is missing",
-            "spec: give exactly one of http, rabbitmq, kafka, nats",
-        ]),
-        (http_case("http: {path: /a}, nats: {servers: \"n:4222\", stream: s, durable: d}"), vec![
-            "spec: give exactly one of http, rabbitmq, kafka, nats; there are http and nats",
-        ]),
-        ("{relayRef: {name: shp}, idempotencyKeyPath: $.id, topic: t, http: {path: /a}}".into(), vec![
-            "spec.relayRef.name: there is no Relay called \"shp\" in namespace default (did you mean shop?)",
-        ]),
-        (case("http: {path: /a}"), vec![
-            "spec: the idempotency key has no origin (give idempotencyKeyPath (such as $.id), idempotencyKeyExpression or \
+        ("{}".into(), vec!["spec.relayRef: is missing", "spec: give exactly one of http, rabbitmq, kafka, nats"]),
+        (
+            http_case("http: {path: /a}, nats: {servers: \"n:4222\", stream: s, durable: d}"),
+            vec!["spec: give exactly one of http, rabbitmq, kafka, nats; there are http and nats"],
+        ),
+        (
+            "{relayRef: {name: shp}, idempotencyKeyPath: $.id, topic: t, http: {path: /a}}".into(),
+            vec!["spec.relayRef.name: there is no Relay called \"shp\" in namespace default (did you mean shop?)"],
+        ),
+        (
+            case("http: {path: /a}"),
+            vec![
+                "spec: the idempotency key has no origin (give idempotencyKeyPath (such as $.id), idempotencyKeyExpression or \
              http.idempotencyKeyHeader)",
-            "spec.topic: is {{ eventType }} where nothing is said, and the event type has no origin (give eventTypePath, \
+                "spec.topic: is {{ eventType }} where nothing is said, and the event type has no origin (give eventTypePath, \
              eventTypeExpression or http.eventTypeHeader, or write a topic without eventType)",
-        ]),
+            ],
+        ),
         (case("http: {path: /a}, idempotencyKeyPath: $.id, consumption: pull"), vec![]),
-        (http_case("consumption: pull, http: {path: /a}"), vec![
-            "spec.topic: a pull Source has no topic (leave it out, or write consumption: push)",
-        ]),
-        (http_case("consumption: Pull, http: {path: /a}"), vec![
-            "spec.consumption: \"Pull\" is none of push, pull (did you mean pull?)",
-        ]),
-        (rabbit("").replace("rabbitmq", "topic: \"{{ eventType }}\", rabbitmq"), vec![
-            "spec.topic: uses the event type, which has no origin (give eventTypePath, eventTypeExpression or \
+        (
+            http_case("consumption: pull, http: {path: /a}"),
+            vec!["spec.topic: a pull Source has no topic (leave it out, or write consumption: push)"],
+        ),
+        (
+            http_case("consumption: Pull, http: {path: /a}"),
+            vec!["spec.consumption: \"Pull\" is none of push, pull (did you mean pull?)"],
+        ),
+        (
+            rabbit("").replace("rabbitmq", "topic: \"{{ eventType }}\", rabbitmq"),
+            vec![
+                "spec.topic: uses the event type, which has no origin (give eventTypePath, eventTypeExpression or \
              eventTypeFromHeader: true, or write a topic without eventType)",
-        ]),
+            ],
+        ),
         (rabbit(", eventTypeFromHeader: true").replace("rabbitmq", "topic: \"{{ eventType }}\", rabbitmq"), vec![]),
-        (rabbit("").replace("rabbitmq", "topic: \"{{ topic }}\", rabbitmq"), vec![
-            "spec.topic: unknown placeholder \"{{ topic }}\"; known here: source and eventType",
-        ]),
+        (
+            rabbit("").replace("rabbitmq", "topic: \"{{ topic }}\", rabbitmq"),
+            vec!["spec.topic: unknown placeholder \"{{ topic }}\"; known here: source and eventType"],
+        ),
         (http_case("http: {path: a}"), vec!["spec.http.path: \"a\" must begin with \"/\""]),
-        (http_case("http: {path: \"/a/../b?c\"}"), vec![
-            "spec.http.path: must not hold \"?\", \"#\" or blanks",
-            "spec.http.path: must not hold empty, \".\" or \"..\" segments",
-        ]),
-        (case("topic: t, idempotencyKeyPath: \"$..id\", http: {path: /a}"), vec![
-            "spec.idempotencyKeyPath: \"$..id\" may name several values: use names and positions from 0 only, such as $.data.id \
+        (
+            http_case("http: {path: \"/a/../b?c\"}"),
+            vec![
+                "spec.http.path: must not hold \"?\", \"#\" or blanks",
+                "spec.http.path: must not hold empty, \".\" or \"..\" segments",
+            ],
+        ),
+        (
+            case("topic: t, idempotencyKeyPath: \"$..id\", http: {path: /a}"),
+            vec![
+                "spec.idempotencyKeyPath: \"$..id\" may name several values: use names and positions from 0 only, such as $.data.id \
              or $.items[0]",
-        ]),
-        (case("topic: t, idempotencyKeyPath: [$.id, \"$[-1]\", \"$.a['b[-1]'][0]\", \"$.a[*]\"], http: {path: /a}"), vec![
-            "spec.idempotencyKeyPath[1]: \"$[-1]\" may name several values: use names and positions from 0 only, such as \
+            ],
+        ),
+        (
+            case("topic: t, idempotencyKeyPath: [$.id, \"$[-1]\", \"$.a['b[-1]'][0]\", \"$.a[*]\"], http: {path: /a}"),
+            vec![
+                "spec.idempotencyKeyPath[1]: \"$[-1]\" may name several values: use names and positions from 0 only, such as \
              $.data.id or $.items[0]",
-            "spec.idempotencyKeyPath[3]: \"$.a[*]\" may name several values: use names and positions from 0 only, such as \
+                "spec.idempotencyKeyPath[3]: \"$.a[*]\" may name several values: use names and positions from 0 only, such as \
              $.data.id or $.items[0]",
-        ]),
-        (case("topic: t, idempotencyKeyPath: [], http: {path: /a}"), vec!["spec.idempotencyKeyPath: the list is empty"]),
-        (case("topic: t, idempotencyKeyPath: 5, http: {path: /a}"), vec![
-            "spec.idempotencyKeyPath: expected a text or a list of texts",
-        ]),
-        (http_case("scheduledAtHeader: x-at, http: {path: /a}"), vec![
-            "spec.scheduledAtHeader: needs initialDelay above zero (messages are put in order of publishing within that delay)",
-        ]),
-        (http_case("scheduledAtPath: $.at, initialDelay: 0s, http: {path: /a}"), vec![
-            "spec.scheduledAtPath: needs initialDelay above zero (messages are put in order of publishing within that delay)",
-        ]),
-        (http_case("http: {path: /a, eventTypeHeader: authorization, aggregateIdHeader: \"a b\"}"), vec![
-            "spec.http.eventTypeHeader: authorization is a secret header, which is neither stored nor read for this",
-            "spec.http.aggregateIdHeader: \"a b\" is no header name",
-        ]),
-        (http_case(&format!("http: {{path: /a, eventTypeHeader: x-key, auth: {{apiKey: {{keyFrom: {SECRET}, headerName: X-Key}}}}}}")), vec![
-            "spec.http.eventTypeHeader: x-key is a secret header, which is neither stored nor read for this",
-        ]),
-        (http_case(&format!("http: {{path: /a, auth: {{bearer: {{tokenFrom: {SECRET}}}, github: {{secretFrom: {SECRET}}}}}}}")), vec![
-            "spec.http.auth: give exactly one of bearer, apiKey, hmac, standardWebhooks, stripe, github; there are bearer and github",
-        ]),
-        (http_case("http: {path: /a, auth: {}}"), vec![
-            "spec.http.auth: give exactly one of bearer, apiKey, hmac, standardWebhooks, stripe, github",
-        ]),
-        (http_case("http: {path: /a, auth: {bearer: {token: canary}}}"), vec![
-            "spec.http.auth.bearer.token: unknown field (secrets are given by reference: write tokenFrom with secretKeyRef, env or file)",
-            "spec.http.auth.bearer.tokenFrom: is missing",
-            "spec.http.auth.bearer.tokenFrom: give exactly one of secretKeyRef, env, file",
-        ]),
-        (http_case("http: {path: /a, auth: {bearer: {tokenFrom: {env: A, file: /b}}}}"), vec![
-            "spec.http.auth.bearer.tokenFrom: give exactly one of secretKeyRef, env, file; there are env and file",
-        ]),
-        (http_case(&format!("http: {{path: /a, auth: {{hmac: {{secretFrom: {SECRET}, signaturePayloadFormat: TIMESTAMP_DOT_BODY, algorithm: sha256}}}}}}")), vec![
-            "spec.http.auth.hmac.algorithm: \"sha256\" is none of HmacSHA256, HmacSHA512",
-            "spec.http.auth.hmac.signaturePayloadFormat: TIMESTAMP_DOT_BODY needs timestampHeader",
-        ]),
-        (http_case("http: {path: /a, rateLimit: {requestsPerMinute: 0}}"), vec![
-            "spec.http.rateLimit.requestsPerMinute: 0 is not between 1 and 100000000",
-        ]),
-        (http_case("http: {path: /a}, transform: {expression: \"(1 +\", timeout: 0ms, onError: fail}"), vec![
-            "spec.transform.timeout: must be above zero",
-            "spec.transform.onError: \"fail\" is none of Fail, Skip, Dead (did you mean Fail?)",
-            "spec.transform.expression: is no JSONata: S0207: Unexpected end of expression",
-        ]),
-        (http_case("http: {path: /a}, filter: {require: [{header: a}, {header: b, equals: x, in: [y]}, {header: c, matches: \"***\"}, {header: d, exists: false}]}"), vec![
-            "spec.filter.require[3].exists: cannot be false",
-            "spec.filter.require[0]: give exactly one of equals, in, matches, exists",
-            "spec.filter.require[1]: give exactly one of equals, in, matches, exists; there are equals and in",
-            "spec.filter.require[2].matches: \"***\" is not a pattern; use \"*\" for one segment or \"**\" for any text",
-            "spec.filter.require[3]: give exactly one of equals, in, matches, exists",
-        ]),
-        (case("rabbitmq: {queueName: q, url: \"amqp://u:canary@mq/\"}"), vec![
-            "spec.rabbitmq.url: holds credentials (write username and passwordFrom, or urlFrom for all)",
-        ]),
-        (case("rabbitmq: {queueName: q, url: \"http://mq/\", username: u, prefetchCount: 70000}"), vec![
-            "spec.rabbitmq.prefetchCount: 70000 is not between 1 and 65535",
-            "spec.rabbitmq: username and passwordFrom go together",
-            "spec.rabbitmq.url: must begin with amqp:// or amqps://",
-        ]),
-        (case("rabbitmq: {queueName: q, prefetchCount: -1}"), vec![
-            "spec.rabbitmq.prefetchCount: -1 is not between 1 and 65535",
-            "spec.rabbitmq: give exactly one of url, urlFrom",
-        ]),
-        (rabbit(", idempotencyKeyFallback: position"), vec![
-            "spec.rabbitmq.idempotencyKeyFallback: RabbitMQ messages have no position; write digest",
-        ]),
-        (kafka(", securityProtocol: SASL_SSL, saslMechanism: GSSAPI"), vec![
-            "spec.kafka.saslMechanism: \"GSSAPI\" is none of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512",
-            "spec.kafka.saslUsername: is missing: SASL_SSL needs it",
-            "spec.kafka.saslPasswordFrom: is missing: SASL_SSL needs it",
-        ]),
-        (case("kafka: {bootstrapServers: \"k,\", groupId: g, topics: [a, a, \"b c\", \"\"]}"), vec![
-            "spec.kafka.topics[3]: is empty",
-            "spec.kafka.topics[1]: \"a\" stands twice",
-            "spec.kafka.topics[2]: \"b c\" is no Kafka topic: write letters, digits, \".\", \"_\" and \"-\"",
-            "spec.kafka.bootstrapServers: write host:port, comma separated",
-            "spec.kafka.bootstrapServers: has an empty entry",
-        ]),
-        (nats(&format!(", username: u, tokenFrom: {SECRET}")), vec![
-            "spec.nats: username and passwordFrom go together",
-            "spec.nats: give username and passwordFrom, or tokenFrom, not both",
-        ]),
-        (case("nats: {servers: \"nats://u:canary@n\", stream: a.b, durable: d, ackWait: 30, batchSize: 1.5}"), vec![
-            "spec.nats.ackWait: expected a duration such as \"30s\", found the number 30",
-            "spec.nats.batchSize: expected a whole number, found the number 1.5",
-            "spec.nats.stream: \"a.b\" must not hold blanks, \".\", \"*\", \">\" or slashes",
-            "spec.nats.servers: holds credentials: write username and passwordFrom, or tokenFrom",
-        ]),
+            ],
+        ),
+        (
+            case("topic: t, idempotencyKeyPath: [], http: {path: /a}"),
+            vec!["spec.idempotencyKeyPath: the list is empty"],
+        ),
+        (
+            case("topic: t, idempotencyKeyPath: 5, http: {path: /a}"),
+            vec!["spec.idempotencyKeyPath: expected a text or a list of texts"],
+        ),
+        (
+            http_case("scheduledAtHeader: x-at, http: {path: /a}"),
+            vec![
+                "spec.scheduledAtHeader: needs initialDelay above zero (messages are put in order of publishing within that delay)",
+            ],
+        ),
+        (
+            http_case("scheduledAtPath: $.at, initialDelay: 0s, http: {path: /a}"),
+            vec![
+                "spec.scheduledAtPath: needs initialDelay above zero (messages are put in order of publishing within that delay)",
+            ],
+        ),
+        (
+            http_case("http: {path: /a, eventTypeHeader: authorization, aggregateIdHeader: \"a b\"}"),
+            vec![
+                "spec.http.eventTypeHeader: authorization is a secret header, which is neither stored nor read for this",
+                "spec.http.aggregateIdHeader: \"a b\" is no header name",
+            ],
+        ),
+        (
+            http_case(&format!(
+                "http: {{path: /a, eventTypeHeader: x-key, auth: {{apiKey: {{keyFrom: {SECRET}, headerName: X-Key}}}}}}"
+            )),
+            vec!["spec.http.eventTypeHeader: x-key is a secret header, which is neither stored nor read for this"],
+        ),
+        (
+            http_case(&format!(
+                "http: {{path: /a, auth: {{bearer: {{tokenFrom: {SECRET}}}, github: {{secretFrom: {SECRET}}}}}}}"
+            )),
+            vec![
+                "spec.http.auth: give exactly one of bearer, apiKey, hmac, standardWebhooks, stripe, github; there are bearer and github",
+            ],
+        ),
+        (
+            http_case("http: {path: /a, auth: {}}"),
+            vec!["spec.http.auth: give exactly one of bearer, apiKey, hmac, standardWebhooks, stripe, github"],
+        ),
+        (
+            http_case("http: {path: /a, auth: {bearer: {token: canary}}}"),
+            vec![
+                "spec.http.auth.bearer.token - unknown field (secrets are given by reference: write tokenFrom with secretKeyRef, env or file)",
+                "spec.http.auth.bearer.tokenFrom: is missing",
+                "spec.http.auth.bearer.tokenFrom: give exactly one of secretKeyRef, env, file",
+            ],
+        ),
+        (
+            http_case("http: {path: /a, auth: {bearer: {tokenFrom: canary}}}"),
+            vec![
+                "spec.http.auth.bearer.tokenFrom: expected a block, found a text",
+                "spec.http.auth.bearer.tokenFrom: give exactly one of secretKeyRef, env, file",
+            ],
+        ),
+        (
+            http_case("http: {path: /a, auth: {bearer: {tokenFrom: {env: A, file: /b}}}}"),
+            vec![
+                "spec.http.auth.bearer.tokenFrom: give exactly one of secretKeyRef, env, file; there are env and file",
+            ],
+        ),
+        (
+            http_case(&format!(
+                "http: {{path: /a, auth: {{hmac: {{secretFrom: {SECRET}, signaturePayloadFormat: TIMESTAMP_DOT_BODY, algorithm: sha256}}}}}}"
+            )),
+            vec![
+                "spec.http.auth.hmac.algorithm: \"sha256\" is none of HmacSHA256, HmacSHA512",
+                "spec.http.auth.hmac.signaturePayloadFormat: TIMESTAMP_DOT_BODY needs timestampHeader",
+            ],
+        ),
+        (
+            http_case("http: {path: /a, rateLimit: {requestsPerMinute: 0}}"),
+            vec!["spec.http.rateLimit.requestsPerMinute: 0 is not between 1 and 100000000"],
+        ),
+        (
+            http_case("http: {path: /a}, transform: {expression: \"(1 +\", timeout: 0ms, onError: fail}"),
+            vec![
+                "spec.transform.timeout: must be above zero",
+                "spec.transform.onError: \"fail\" is none of Fail, Skip, Dead (did you mean Fail?)",
+                "spec.transform.expression: is no JSONata: S0207: Unexpected end of expression",
+            ],
+        ),
+        (
+            http_case(
+                "http: {path: /a}, filter: {require: [{header: a}, {header: b, equals: x, in: [y]}, {header: c, matches: \"***\"}, {header: d, exists: false}]}",
+            ),
+            vec![
+                "spec.filter.require[3].exists: cannot be false",
+                "spec.filter.require[0]: give exactly one of equals, in, matches, exists",
+                "spec.filter.require[1]: give exactly one of equals, in, matches, exists; there are equals and in",
+                "spec.filter.require[2].matches: \"***\" is not a pattern; use \"*\" for one segment or \"**\" for any text",
+                "spec.filter.require[3]: give exactly one of equals, in, matches, exists",
+            ],
+        ),
+        (
+            case("rabbitmq: {queueName: q, url: \"amqp://u:canary@mq/\"}"),
+            vec!["spec.rabbitmq.url: holds credentials (write username and passwordFrom, or urlFrom for all)"],
+        ),
+        (
+            case("rabbitmq: {queueName: q, url: \"http://mq/\", username: u, prefetchCount: 70000}"),
+            vec![
+                "spec.rabbitmq.prefetchCount: 70000 is not between 1 and 65535",
+                "spec.rabbitmq: username and passwordFrom go together",
+                "spec.rabbitmq.url: must begin with amqp:// or amqps://",
+            ],
+        ),
+        (
+            case("rabbitmq: {queueName: q, prefetchCount: -1}"),
+            vec![
+                "spec.rabbitmq.prefetchCount: -1 is not between 1 and 65535",
+                "spec.rabbitmq: give exactly one of url, urlFrom",
+            ],
+        ),
+        (
+            rabbit(", idempotencyKeyFallback: position"),
+            vec!["spec.rabbitmq.idempotencyKeyFallback: RabbitMQ messages have no position; write digest"],
+        ),
+        (
+            kafka(", securityProtocol: SASL_SSL, saslMechanism: GSSAPI"),
+            vec![
+                "spec.kafka.saslMechanism: \"GSSAPI\" is none of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512",
+                "spec.kafka.saslUsername: is missing: SASL_SSL needs it",
+                "spec.kafka.saslPasswordFrom: is missing: SASL_SSL needs it",
+            ],
+        ),
+        (
+            case("kafka: {bootstrapServers: \"k,\", groupId: g, topics: [a, a, \"b c\", \"\"]}"),
+            vec![
+                "spec.kafka.topics[3]: is empty",
+                "spec.kafka.topics[1]: \"a\" stands twice",
+                "spec.kafka.topics[2]: \"b c\" is no Kafka topic: write letters, digits, \".\", \"_\" and \"-\"",
+                "spec.kafka.bootstrapServers: write host:port, comma separated",
+                "spec.kafka.bootstrapServers: has an empty entry",
+            ],
+        ),
+        (
+            nats(&format!(", username: u, tokenFrom: {SECRET}")),
+            vec![
+                "spec.nats: username and passwordFrom go together",
+                "spec.nats: give username and passwordFrom, or tokenFrom, not both",
+            ],
+        ),
+        (
+            case("nats: {servers: \"nats://u:canary@n\", stream: a.b, durable: d, ackWait: 30, batchSize: 1.5}"),
+            vec![
+                "spec.nats.ackWait: expected a duration such as \"30s\", found the number 30",
+                "spec.nats.batchSize: expected a whole number, found the number 1.5",
+                "spec.nats.stream: \"a.b\" must not hold blanks, \".\", \"*\", \">\" or slashes",
+                "spec.nats.servers: holds credentials: write username and passwordFrom, or tokenFrom",
+            ],
+        ),
         (nats(&format!(", tls: {{certFrom: {SECRET}}}")), vec!["spec.nats.tls: certFrom and keyFrom go together"]),
     ];
     for (spec, expected) in &cases {
@@ -274,60 +360,86 @@ fn sources_that_are_wrong() {
 
 #[test]
 fn destinations_that_are_wrong() {
-    assert_wrong("Destination", &[
-        ("{}", &["spec: give exactly one of http, rabbitmq, kafka, nats"]),
-        ("{http: {}}", &["spec.http.url: is missing"]),
-        ("{http: {url: wh.example}}", &["spec.http.url: is no absolute URL, such as https://host/path"]),
-        ("{http: {url: \"ftp://wh/\"}}", &["spec.http.url: must begin with http:// or https://"]),
-        ("{http: {url: \"https://u:canary@wh/\"}}", &[
-            "spec.http.url: holds credentials (write them as auth.basic, with passwordFrom)",
-        ]),
-        ("{http: {url: \"https://wh/a/%2e%2E/b\"}}", &["spec.http.url: must not hold \".\" or \"..\" segments"]),
-        ("{http: {url: \"https://wh/a?x=../b\"}}", &[]),
-        ("{http: {url: \"https://wh/\", timeout: 0s, permanentStatuses: [404, 4xx, 5xx, 200, 3xx, 408, 1.5]}}", &[
-            "spec.http.timeout: must be above zero",
-            "spec.http.permanentStatuses[6]: expected a whole number or a text, found the number 1.5",
-            "spec.http.permanentStatuses[3]: write a number from 300 to 599, \"4xx\" or \"5xx\"",
-            "spec.http.permanentStatuses[4]: write a number from 300 to 599, \"4xx\" or \"5xx\"",
-            "spec.http.permanentStatuses[6]: write a number from 300 to 599, \"4xx\" or \"5xx\"",
-        ]),
-        ("{http: {url: \"https://wh/\"}, headers: {\"a b\": x, c: \"d\\r\\ne\", f: 5}}", &[
-            "spec.headers.f: expected a text, found the number 5 (put it in quotes)",
-            "spec.headers.a b: \"a b\" is no header name",
-            "spec.headers.c: holds control characters",
-        ]),
-        ("{http: {url: \"https://wh/\"}, limits: {burst: 5}, backoff: {initial: 2m}, breaker: {mode: false}}", &[
-            "spec.breaker.mode: found false (write \"Off\" in quotes)",
-            "spec.limits.burst: needs requestsPerSecond",
-            "spec.backoff: initial (2m) is above max (1m)",
-        ]),
-        ("{http: {url: \"https://wh/\"}, breaker: {mode: Off}}", &[]),
-        ("{http: {url: \"https://wh/\", auth: {oauth2: {clientId: a, tokenUrl: x}}}}", &[
-            "spec.http.auth.oauth2.clientSecretFrom: is missing",
-            "spec.http.auth.oauth2.clientSecretFrom: give exactly one of secretKeyRef, env, file",
-            "spec.http.auth.oauth2.tokenUrl: is no absolute URL, such as https://host/path",
-        ]),
-        ("{http: {url: \"https://wh/\", queueName: x, ulr: y, path: z}}", &[
-            "spec.http.queueName: unknown field (it belongs to Source.spec.rabbitmq)",
-            "spec.http.ulr: unknown field (did you mean url?)",
-            "spec.http.path: unknown field (it belongs to Source.spec.http)",
-        ]),
-        ("{rabbitmq: {url: \"amqp://mq/\", exchange: \"{{ tpoic }}\", exchangeType: headers}}", &[
-            "spec.rabbitmq.exchangeType: \"headers\" is none of topic, direct, fanout",
-            "spec.rabbitmq.exchange: unknown placeholder \"{{ tpoic }}\"; known here: topic, key, aggregateType and payload.<name>",
-        ]),
-        ("{rabbitmq: {url: \"amqp://mq/\"}}", &["spec.rabbitmq: give exchange or exchangeFrom"]),
-        ("{rabbitmq: {url: \"amqp://mq/\", exchangeFrom: topic, routingKey: \"{{ what }}\"}}", &[]),
-        ("{kafka: {bootstrapServers: \"k:9092\", topicFrom: aggregateType, timeout: 1s, keyTemplate: \"{{ payload.a }}\"}}", &[
-            "spec.kafka.topicFrom: \"aggregateType\" is none of aggregate_type, topic, key (did you mean aggregate_type?)",
-            "spec.kafka: give topic or topicFrom",
-            "spec.kafka.keyTemplate: unknown placeholder \"{{ payload.a }}\"; known here: key and topic",
-            "spec.kafka.timeout: must be 2s or more",
-        ]),
-        ("{nats: {servers: \"http://n\", subject: s}}", &[
-            "spec.nats.servers: write host:port, or a URL that begins with nats:// or tls://",
-        ]),
-    ]);
+    assert_wrong(
+        "Destination",
+        &[
+            ("{}", &["spec: give exactly one of http, rabbitmq, kafka, nats"]),
+            ("{http: {}}", &["spec.http.url: is missing"]),
+            ("{http: {url: wh.example}}", &["spec.http.url: is no absolute URL, such as https://host/path"]),
+            ("{http: {url: \"ftp://wh/\"}}", &["spec.http.url: must begin with http:// or https://"]),
+            (
+                "{http: {url: \"https://u:canary@wh/\"}}",
+                &["spec.http.url: holds credentials (write them as auth.basic, with passwordFrom)"],
+            ),
+            ("{http: {url: \"https://wh/a/%2e%2E/b\"}}", &["spec.http.url: must not hold \".\" or \"..\" segments"]),
+            ("{http: {url: \"https://wh/a?x=../b\"}}", &[]),
+            (
+                "{http: {url: \"https://wh/\", timeout: 0s, permanentStatuses: [404, 4xx, 5xx, 200, 3xx, 408, 1.5]}}",
+                &[
+                    "spec.http.timeout: must be above zero",
+                    "spec.http.permanentStatuses[6]: expected a whole number or a text, found the number 1.5",
+                    "spec.http.permanentStatuses[3]: write a number from 300 to 599, \"4xx\" or \"5xx\"",
+                    "spec.http.permanentStatuses[4]: write a number from 300 to 599, \"4xx\" or \"5xx\"",
+                    "spec.http.permanentStatuses[6]: write a number from 300 to 599, \"4xx\" or \"5xx\"",
+                ],
+            ),
+            (
+                "{http: {url: \"https://wh/\"}, headers: {\"a b\": x, c: \"d\\r\\ne\", f: 5}}",
+                &[
+                    "spec.headers.f: expected a text, found a number or switch (put it in quotes)",
+                    "spec.headers.a b: \"a b\" is no header name",
+                    "spec.headers.c: holds control characters",
+                ],
+            ),
+            (
+                "{http: {url: \"https://wh/\"}, limits: {burst: 5}, backoff: {initial: 2m}, breaker: {mode: false}}",
+                &[
+                    "spec.breaker.mode: found false (write \"Off\" in quotes)",
+                    "spec.limits.burst: needs requestsPerSecond",
+                    "spec.backoff: initial (2m) is above max (1m)",
+                ],
+            ),
+            ("{http: {url: \"https://wh/\"}, breaker: {mode: Off}}", &[]),
+            (
+                "{http: {url: \"https://wh/\", auth: {oauth2: {clientId: a, tokenUrl: x}}}}",
+                &[
+                    "spec.http.auth.oauth2.clientSecretFrom: is missing",
+                    "spec.http.auth.oauth2.clientSecretFrom: give exactly one of secretKeyRef, env, file",
+                    "spec.http.auth.oauth2.tokenUrl: is no absolute URL, such as https://host/path",
+                ],
+            ),
+            (
+                "{http: {url: \"https://wh/\", queueName: x, ulr: y, path: z}}",
+                &[
+                    "spec.http.queueName: unknown field (it belongs to Source.spec.rabbitmq)",
+                    "spec.http.ulr: unknown field (did you mean url?)",
+                    "spec.http.path: unknown field (it belongs to Source.spec.http)",
+                ],
+            ),
+            (
+                "{rabbitmq: {url: \"amqp://mq/\", exchange: \"{{ tpoic }}\", exchangeType: headers}}",
+                &[
+                    "spec.rabbitmq.exchangeType: \"headers\" is none of topic, direct, fanout",
+                    "spec.rabbitmq.exchange: unknown placeholder \"{{ tpoic }}\"; known here: topic, key, aggregateType and payload.<name>",
+                ],
+            ),
+            ("{rabbitmq: {url: \"amqp://mq/\"}}", &["spec.rabbitmq: give exchange or exchangeFrom"]),
+            ("{rabbitmq: {url: \"amqp://mq/\", exchangeFrom: topic, routingKey: \"{{ what }}\"}}", &[]),
+            (
+                "{kafka: {bootstrapServers: \"k:9092\", topicFrom: aggregateType, timeout: 1s, keyTemplate: \"{{ payload.a }}\"}}",
+                &[
+                    "spec.kafka.topicFrom: \"aggregateType\" is none of aggregate_type, topic, key (did you mean aggregate_type?)",
+                    "spec.kafka: give topic or topicFrom",
+                    "spec.kafka.keyTemplate: unknown placeholder \"{{ payload.a }}\"; known here: key and topic",
+                    "spec.kafka.timeout: must be 2s or more",
+                ],
+            ),
+            (
+                "{nats: {servers: \"http://n\", subject: s}}",
+                &["spec.nats.servers: write host:port, or a URL that begins with nats:// or tls://"],
+            ),
+        ],
+    );
 }
 
 #[test]
@@ -351,7 +463,7 @@ fn relays_that_are_wrong() {
             "spec.database.postgres.username: is missing (give host, database and username, or one urlFrom for all)",
         ]),
         (format!("{{database: {{postgres: {{urlFrom: {SECRET}, {server}, password: canary}}}}}}"), vec![
-            "spec.database.postgres.password: unknown field (secrets are given by reference: write passwordFrom with \
+            "spec.database.postgres.password - unknown field (secrets are given by reference: write passwordFrom with \
              secretKeyRef, env or file)",
             "spec.database.postgres: urlFrom holds everything; leave host, database, username out",
         ]),
@@ -387,7 +499,7 @@ fn relays_that_are_wrong() {
         ]),
         ("{outbox: {claimTimeout: 2s, backoff: {initial: 2m}, maxPayloadSize: 128MiB, pollInterval: 100, batchSize: many}}".into(), vec![
             "spec.outbox.pollInterval: expected a duration such as \"30s\", found the number 100",
-            "spec.outbox.batchSize: expected a whole number, found \"many\"",
+            "spec.outbox.batchSize: expected a whole number, found a text",
             "spec.outbox.backoff: initial (2m) is above max (1m)",
             "spec.outbox.claimTimeout: must be 3s or more",
             "spec.outbox.maxPayloadSize: (128MiB) is above maxInFlightBytes (64MiB)",
@@ -435,11 +547,16 @@ fn relays_that_are_wrong() {
 fn all_errors_at_once() {
     let text = around(&[
         ("Source", "a", "{relayRef: {name: shop}, idempotencyKeyPath: $.id, topic: t, http: {path: /x, queueName: q}}"),
-        ("Source", "b", "{relayRef: {name: shop}, idempotencyKeyPaht: $.id, topic: t, idempotencyKeyPath: $.id, http: {path: /x}}"),
+        (
+            "Source",
+            "b",
+            "{relayRef: {name: shop}, idempotencyKeyPaht: $.id, topic: t, idempotencyKeyPath: $.id, http: {path: /x}}",
+        ),
         ("Destination", "c", "{}"),
         ("Destinaton", "d", "{}"),
     ]);
-    let text = format!("{text}---\nkind: [\n---\n{}", manifest("Source", "E", "{relayRef: {name: shop}, nats: {}, nats: {}}"));
+    let text =
+        format!("{text}---\nkind: [\n---\n{}", manifest("Source", "E", "{relayRef: {name: shop}, nats: {}, nats: {}}"));
     insta::assert_snapshot!(problems(&text).join("\n"));
 }
 
@@ -447,19 +564,26 @@ fn all_errors_at_once() {
 #[test]
 fn unknown_route_target_is_refused() {
     let found = wrong("Relay", "{routes: [{topics: [\"**\"], destinations: [warehose]}]}");
-    assert_eq!(found, [
-        "spec.routes[0].destinations[0]: there is no Destination called \"warehose\" in namespace default (there is out)"
-    ]);
+    assert_eq!(
+        found,
+        [
+            "spec.routes[0].destinations[0]: there is no Destination called \"warehose\" in namespace default (there is out)"
+        ]
+    );
 }
 
 /// conformance 129
 #[test]
 fn renames_exclude_migrations() {
-    let found = wrong("Relay", "{database: {inboxTableName: messages_in, columnMapping: {inbox: {lastError: problem}}}}");
-    assert_eq!(found, [
-        "spec.database.migrate: migrations know the default names only, and inboxTableName, columnMapping.inbox.lastError rename \
+    let found =
+        wrong("Relay", "{database: {inboxTableName: messages_in, columnMapping: {inbox: {lastError: problem}}}}");
+    assert_eq!(
+        found,
+        [
+            "spec.database.migrate: migrations know the default names only, and inboxTableName, columnMapping.inbox.lastError rename \
          (write migrate: \"Off\" and change the tables yourself)"
-    ]);
+        ]
+    );
 }
 
 #[test]
@@ -470,20 +594,27 @@ fn a_cluster_has_no_sqlite_no_default_and_no_local_files() {
         report(&text, Target::Cluster).problems.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     let postgres = "database: {postgres: {host: h, database: d, username: u}}";
-    assert_eq!(all(&format!("{{{postgres}}}")), [
-        "m.yaml: Source/in: spec.http.auth.bearer.tokenFrom: Relay shop does not supply the variable TOKEN (write secretKeyRef, or \
+    assert_eq!(
+        all(&format!("{{{postgres}}}")),
+        [
+            "m.yaml: Source/in: spec.http.auth.bearer.tokenFrom: Relay shop does not supply the variable TOKEN (write secretKeyRef, or \
          supply it by the Relay's spec.pod)",
-        "m.yaml: Source/in: spec.http.auth.bearer.previousTokenFrom: Relay shop does not supply the file /run/t (write \
+            "m.yaml: Source/in: spec.http.auth.bearer.previousTokenFrom: Relay shop does not supply the file /run/t (write \
          secretKeyRef, or supply it by the Relay's spec.pod)",
-    ]);
+        ]
+    );
     let pod = "pod: {env: [{name: TOKEN, value: x}], extraVolumes: [{name: v, secret: {secretName: s}}], extraVolumeMounts: [{name: v, mountPath: /run}]}";
     assert!(all(&format!("{{{postgres}, {pod}}}")).is_empty());
-    assert_eq!(all(&format!("{{database: {{sqlite: {{path: /a}}}}, {pod}}}")), [
-        "m.yaml: Relay/shop: spec.database.sqlite: is for local runs only (several pods cannot share a file; give postgres)",
-    ]);
-    assert_eq!(all(&format!("{{{pod}}}")), [
-        "m.yaml: Relay/shop: spec.database: is missing (give exactly one of postgres, sqlserver, mysql, sqlite)",
-    ]);
+    assert_eq!(
+        all(&format!("{{database: {{sqlite: {{path: /a}}}}, {pod}}}")),
+        [
+            "m.yaml: Relay/shop: spec.database.sqlite: is for local runs only (several pods cannot share a file; give postgres)",
+        ]
+    );
+    assert_eq!(
+        all(&format!("{{{pod}}}")),
+        ["m.yaml: Relay/shop: spec.database: is missing (give exactly one of postgres, sqlserver, mysql, sqlite)",]
+    );
 }
 
 #[test]
@@ -509,24 +640,82 @@ fn what_can_never_work_is_a_warning() {
         "{routes: [{topics: [\"order.**\"], destinations: [out]}, {topics: [order.created, \"**\"], destinations: [out]}]}",
     )]);
     let warnings: Vec<String> = report(&text, Target::Local).warnings.iter().map(ToString::to_string).collect();
-    assert_eq!(warnings, [
-        "m.yaml: Relay/shop: spec.routes[1].topics[0]: never matches: spec.routes[0] takes \"order.**\" before",
-    ]);
+    assert_eq!(
+        warnings,
+        ["m.yaml: Relay/shop: spec.routes[1].topics[0]: never matches: spec.routes[0] takes \"order.**\" before",]
+    );
 }
 
 #[test]
 fn a_run_serves_one_relay() {
     let none = manifest("Destination", "out", "{http: {url: \"https://out.example/\"}}");
-    let message = |text: &str, name: Option<&str>| report(text, Target::Local).into_relay(name).unwrap_err().to_string();
+    let message =
+        |text: &str, name: Option<&str>| report(text, Target::Local).into_relay(name).unwrap_err().to_string();
     assert_eq!(message(&none, None), "there is no Relay (a run needs exactly one, with the routes of your messages)");
     let two = around(&[("Relay", "two", "{}")]);
-    assert_eq!(message(&two, None), "there are several Relays: shop, two (a run serves one: choose it with --relay NAME)");
+    assert_eq!(
+        message(&two, None),
+        "there are several Relays: shop, two (a run serves one: choose it with --relay NAME)"
+    );
     assert_eq!(message(&two, Some("shpo")), "there is no Relay called \"shpo\" (did you mean shop?)");
     assert_eq!(report(&two, Target::Local).into_relay(Some("two")).unwrap().name, "two");
 }
 
 #[test]
 fn defaults_are_those_of_the_contract() {
-    let text = around(&[("Source", "in", "{relayRef: {name: shop}, kafka: {bootstrapServers: \"k:1\", groupId: g, topics: [t]}}")]);
+    let text = around(&[(
+        "Source",
+        "in",
+        "{relayRef: {name: shop}, kafka: {bootstrapServers: \"k:1\", groupId: g, topics: [t]}}",
+    )]);
     insta::assert_debug_snapshot!("defaults", report(&text, Target::Local).into_relay(None).unwrap());
+}
+
+/// Everything that is printed passes redaction; what a problem says must survive that.
+#[test]
+fn problems_survive_redaction() {
+    let text = around(&[
+        (
+            "Source",
+            "in",
+            "{relayRef: {name: shop}, consumption: pull, idempotencyKeyPath: $.id, http: {path: /a, auth: {bearer: {token: canary}, apiKey: 5}}}",
+        ),
+        ("Relay", "shop", "{database: {columnMapping: {outbox: {claimToken: \"a-b\"}}}}"),
+    ]);
+    for problem in problems(&text) {
+        assert_eq!(queuebox_core::redact::redact(&problem), problem);
+        assert!(!problem.contains("canary"), "{problem}");
+    }
+}
+
+#[test]
+fn hostile_texts_are_refused_and_break_nothing() {
+    let deep = |open: &str, close: &str, n: usize| format!("{}{}", open.repeat(n), close.repeat(n));
+    let source = |field: &str, text: &str| {
+        let text = serde_json::to_string(text).unwrap();
+        format!("{{relayRef: {{name: shop}}, topic: t, idempotencyKeyPath: $.id, {field}: {text}, http: {{path: /a}}}}")
+    };
+    for (field, text) in [
+        ("eventTypeExpression", deep("(", ")", 8_000)),
+        ("eventTypeExpression", deep("[", "]", 8_000)),
+        ("eventTypeExpression", deep("function(){", "}", 1_000)),
+        ("eventTypePath", format!("$[?{}@.a{}]", "(".repeat(900), ")".repeat(900))),
+        ("eventTypePath", format!("$[?{}@.a]", "!".repeat(1_900))),
+        ("eventTypePath", "$[?@".repeat(400)),
+        ("topic", "{{".repeat(8_000)),
+        ("initialDelay", "9".repeat(5_000)),
+    ] {
+        assert!(!wrong("Source", &source(field, &text)).is_empty(), "{field}");
+    }
+    for text in [
+        deep("[", "]", 100_000),
+        deep("{a: ", "}", 100_000),
+        "- ".repeat(100_000),
+        "a: &a [*a]".to_owned(),
+        "\u{feff}\u{0}".to_owned(),
+    ] {
+        assert!(!problems(&text).is_empty());
+    }
+    let bomb = "a: &a [x, x, x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b, *b, *b, *b, *b]\nd: &d [*c, *c, *c, *c, *c, *c, *c, *c]\ne: &e [*d, *d, *d, *d, *d, *d, *d, *d]\nf: &f [*e, *e, *e, *e, *e, *e, *e, *e]\ng: [*f, *f, *f, *f, *f, *f, *f, *f]\n";
+    assert!(!problems(bomb).is_empty());
 }

@@ -101,12 +101,23 @@ sources:
 
 #[test]
 fn a_full_file_becomes_a_relay() {
-    let classic = read(FULL, &[("DB_PASSWORD", "canary-db"), ("QUEUEBOX_OUTBOX_BATCHSIZE", "50"), ("QUEUEBOX_SERVICE_HOST", "10.0.0.1"), ("QUEUEBOX_DATABASE_SERVICE_PORT", "1")]);
+    let classic = read(
+        FULL,
+        &[
+            ("DB_PASSWORD", "canary-db"),
+            ("QUEUEBOX_OUTBOX_BATCHSIZE", "50"),
+            ("QUEUEBOX_SERVICE_HOST", "10.0.0.1"),
+            ("QUEUEBOX_DATABASE_SERVICE_PORT", "1"),
+        ],
+    );
     assert_eq!(problems(&classic), [""; 0]);
     let warnings: Vec<String> = classic.manifests.warnings.iter().map(ToString::to_string).collect();
-    assert_eq!(warnings, [
-        "queuebox.yml: outbox.capture: slotName, publicationName are not used any more: idle workers are woken by a trigger",
-    ]);
+    assert_eq!(
+        warnings,
+        [
+            "queuebox.yml: outbox.capture: slotName, publicationName are not used any more: idle workers are woken by a trigger",
+        ]
+    );
     let relay = report(&classic).into_relay(None).unwrap();
     insta::assert_debug_snapshot!("classic_full", relay);
 }
@@ -129,14 +140,21 @@ fn converted_manifests_say_the_same_and_no_secret() {
     assert_eq!(from_file.routes, from_manifests.routes);
     assert_eq!(from_file.destinations, from_manifests.destinations);
     assert_eq!(from_file.database, from_manifests.database);
-    assert_eq!(from_manifests.sources.iter().map(|it| it.name.as_str()).collect::<Vec<_>>(), ["order-events", "stripe"]);
+    assert_eq!(
+        from_manifests.sources.iter().map(|it| it.name.as_str()).collect::<Vec<_>>(),
+        ["order-events", "stripe"]
+    );
 }
 
 #[test]
 fn unknown_keys_and_variables_are_errors() {
     let classic = read(
         "outbox: {batchSzie: 5, pollIntervalMs: fast}\nsorces: {}\ndestinations: {a: {baseUrl: x, queueName: q}, b: {}, c: {type: ftp}}\nserver:\n  httpPort: ${NOT_SET}\n",
-        &[("QUEUEBOX_OUTBOX_CONCURENCY", "5"), ("QUEUEBOX_PORT", "tcp://10.0.0.1:80"), ("QUEUEBOX_INBOX_MAXBODYBYTES", "many")],
+        &[
+            ("QUEUEBOX_OUTBOX_CONCURENCY", "5"),
+            ("QUEUEBOX_PORT", "tcp://10.0.0.1:80"),
+            ("QUEUEBOX_INBOX_MAXBODYBYTES", "many"),
+        ],
     );
     insta::assert_snapshot!("classic_problems", problems(&classic).join("\n"));
 }
@@ -146,19 +164,26 @@ fn a_database_url_is_taken_apart_or_kept_secret() {
     let login = |text: &str| {
         let classic = read(text, &[]);
         assert_eq!(problems(&classic), [""; 0], "{text}");
-        let secrets: Vec<String> = classic.manifests.secrets.secrets.values().map(|it| it.expose().to_owned()).collect();
+        let secrets: Vec<String> =
+            classic.manifests.secrets.secrets.values().map(|it| it.expose().to_owned()).collect();
         let relay = report(&classic).into_relay(None).unwrap();
         (relay.database.server, secrets)
     };
     let (server, secrets) = login("database: {url: \"jdbc:postgresql://db:5433/shop\", username: u, password: p}");
     let checked::DatabaseServer::Postgres(server) = server else { panic!("{server:?}") };
-    let checked::DatabaseLogin::Parts { host, port, database, username, .. } = server.login else { panic!("{server:?}") };
+    let checked::DatabaseLogin::Parts { host, port, database, username, .. } = server.login else {
+        panic!("{server:?}")
+    };
     assert_eq!((host.as_str(), port, database.as_str(), username.as_str()), ("db", 5433, "shop", "u"));
     assert_eq!(secrets, ["p"]);
     let (server, secrets) = login("database: {connectionUrl: \"postgres://u:p@db/shop\"}");
-    assert!(matches!(server, checked::DatabaseServer::Postgres(checked::Server { login: checked::DatabaseLogin::Url(_), .. })));
+    assert!(matches!(
+        server,
+        checked::DatabaseServer::Postgres(checked::Server { login: checked::DatabaseLogin::Url(_), .. })
+    ));
     assert_eq!(secrets, ["postgres://u:p@db/shop"]);
-    let (_, secrets) = login("database: {jdbcUrl: \"jdbc:postgresql://db/shop?sslmode=require\", username: u, password: \"p@/\"}");
+    let (_, secrets) =
+        login("database: {jdbcUrl: \"jdbc:postgresql://db/shop?sslmode=require\", username: u, password: \"p@/\"}");
     assert_eq!(secrets, ["postgresql://u:p%40%2F@db/shop?sslmode=require"]);
     let (server, _) = login("database: {type: sqlite, path: /data/q.db}");
     assert!(matches!(server, checked::DatabaseServer::Sqlite { path, .. } if path == "/data/q.db"));
@@ -177,6 +202,9 @@ fn the_file_is_looked_for_in_three_places() {
     assert_eq!(missing.to_string(), "/nowhere/q.yml: there is no such file");
     if !std::path::Path::new(classic::DEFAULT_FILE).exists() {
         let none = classic::find_file(None, None).unwrap_err().to_string();
-        assert!(none.contains("--config") && none.contains("QUEUEBOX_CONFIG_FILE") && none.contains(classic::DEFAULT_FILE), "{none}");
+        assert!(
+            none.contains("--config") && none.contains("QUEUEBOX_CONFIG_FILE") && none.contains(classic::DEFAULT_FILE),
+            "{none}"
+        );
     }
 }
