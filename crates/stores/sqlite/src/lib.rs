@@ -43,6 +43,7 @@ use sqlx::{
     ConnectOptions as _,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous},
 };
+use tokio::time::Instant;
 
 /// What becomes of a row that its destination took (`outbox.onSent`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -142,8 +143,7 @@ pub async fn open(config: SqliteConfig) -> Result<SqliteStore, Fault> {
             .test_before_acquire(false)
             .acquire_timeout(config.busy_timeout + Duration::from_secs(25))
     };
-    let writer =
-        pool(1).connect_with(options.clone()).await.map_err(|error| classify::opening(&config.path, &error))?;
+    let writer = first_connection(&pool(1), &options, &config).await?;
     let readers = pool(config.pool_size.max(3) - 1).connect_lazy_with(options);
     let inner = Inner {
         config,
@@ -155,6 +155,24 @@ pub async fn open(config: SqliteConfig) -> Result<SqliteStore, Fault> {
         wake: wake::Wake::default(),
     };
     Ok(SqliteStore { inner: Arc::new(inner) })
+}
+
+/// A new file is turned to WAL under a lock that SQLite does not wait for: of processes that start together all but one are
+/// told BUSY at once, and try again.
+async fn first_connection(
+    pool: &SqlitePoolOptions,
+    options: &SqliteConnectOptions,
+    config: &SqliteConfig,
+) -> Result<SqlitePool, Fault> {
+    let until = Instant::now() + config.busy_timeout;
+    loop {
+        match pool.clone().connect_with(options.clone()).await {
+            Err(error) if classify::is_busy(&error) && Instant::now() < until => {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            opened => return opened.map_err(|error| classify::opening(&config.path, &error)),
+        }
+    }
 }
 
 impl SqliteStore {
