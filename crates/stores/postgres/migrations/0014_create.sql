@@ -4,8 +4,9 @@ CREATE SEQUENCE {sequence} AS BIGINT CACHE 1;
 -- The default of `sequence` gives the transaction its id before it draws the number, and the counter does not cache: the safe
 -- floor of the read relies on both (src/floor.rs). Transactions commit in another order than that of their numbers, so no
 -- reader may remember a highest number (contract 4.7).
--- Fillfactor stays at 100: while the partial indexes mention `state`, no settle can be a HOT update, and free space in the
--- pages would only make the table larger.
+-- Half of each page stays free for the settled version of its rows. While the partial indexes mention `state` no settle is a HOT
+-- update, but one that stays on its page logs only what changed: 200 bytes in place of 800 for a message of 512 (PostgreSQL 15),
+-- and a little less CPU. The price is a table of twice the pages until its rows are settled.
 CREATE TABLE {outbox} (
     id               UUID         NOT NULL DEFAULT gen_random_uuid() PRIMARY KEY,
     topic            VARCHAR(255) NOT NULL,
@@ -28,7 +29,7 @@ CREATE TABLE {outbox} (
     parent_id        UUID,
     trace_parent     VARCHAR(64),
     crashes          INTEGER      NOT NULL DEFAULT 0
-);
+) WITH (fillfactor = 50);
 ---
 ALTER SEQUENCE {sequence} OWNED BY {outbox}.sequence;
 ---

@@ -199,7 +199,9 @@ impl PostgresConfig {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
     /// Not a URL.
-    #[error("the database URL cannot be read: {0}; reserved characters of user name and password must be percent-encoded")]
+    #[error(
+        "the database URL cannot be read: {0}; reserved characters of user name and password must be percent-encoded"
+    )]
     Invalid(String),
     /// Another scheme.
     #[error("the database URL must begin with postgres:// or postgresql:// (or either behind jdbc:)")]
@@ -244,9 +246,10 @@ mod tests {
 
     #[test]
     fn urls_are_read() {
-        let config =
-            PostgresConfig::from_url("jdbc:postgresql://app:p%40ss%3A%2F@db.example:6432/shop?sslmode=verify-full&currentSchema=q")
-                .unwrap();
+        let config = PostgresConfig::from_url(
+            "jdbc:postgresql://app:p%40ss%3A%2F@db.example:6432/shop?sslmode=verify-full&currentSchema=q",
+        )
+        .unwrap();
         assert_eq!((config.target.host.as_str(), config.target.port), ("db.example", 6432));
         assert_eq!((config.target.database.as_str(), config.target.username.as_str()), ("shop", "app"));
         assert_eq!(config.target.password.as_ref().unwrap().read().unwrap(), "p@ss:/");
@@ -258,7 +261,9 @@ mod tests {
 
     #[test]
     fn no_error_and_no_debug_text_shows_a_password() {
-        for url in ["postgres://u:canary-7731@h:port/d", "mysql://u:canary-7731@h/d", "postgres://u:canary-7731@h/d?sslmode=x"] {
+        for url in
+            ["postgres://u:canary-7731@h:port/d", "mysql://u:canary-7731@h/d", "postgres://u:canary-7731@h/d?sslmode=x"]
+        {
             let error = PostgresConfig::from_url(url).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("canary"), "{error}");
         }

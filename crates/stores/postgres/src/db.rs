@@ -192,6 +192,22 @@ impl Db {
         }
     }
 
+    /// Runs one statement that is planned for its very values, with every kind of scan allowed: lists and other work off the hot
+    /// path, whose conditions differ from call to call.
+    pub async fn rows_planned(&self, sql: &Arc<str>, args: Args) -> Result<Vec<PgRow>, Error> {
+        let mut conn = self.begin().await?;
+        if conn.mode == Mode::Direct {
+            conn.batch(PLANNED).await?;
+        }
+        match conn.rows(sql, args).await {
+            Ok(rows) => conn.commit().await.map(|()| rows),
+            Err(error) => {
+                conn.rollback().await;
+                Err(error)
+            }
+        }
+    }
+
     /// A transaction, READ COMMITTED.
     pub async fn begin(&self) -> Result<Conn, Error> {
         let mut conn = self.conn().await?;
@@ -344,13 +360,18 @@ impl Args {
 }
 
 fn secrets(target: &Target) -> Result<Vec<Option<String>>, Error> {
-    [("the password", &target.password), ("tls.ca", &target.tls.ca), ("tls.cert", &target.tls.cert), ("tls.key", &target.tls.key)]
-        .into_iter()
-        .map(|(what, provider)| match provider {
-            None => Ok(None),
-            Some(provider) => provider.read().map(Some).map_err(|error| Error::Secret(format!("{what}: {error}"))),
-        })
-        .collect()
+    [
+        ("the password", &target.password),
+        ("tls.ca", &target.tls.ca),
+        ("tls.cert", &target.tls.cert),
+        ("tls.key", &target.tls.key),
+    ]
+    .into_iter()
+    .map(|(what, provider)| match provider {
+        None => Ok(None),
+        Some(provider) => provider.read().map(Some).map_err(|error| Error::Secret(format!("{what}: {error}"))),
+    })
+    .collect()
 }
 
 /// Options of a new connection. Time zone UTC is the driver's own start-up parameter, which poolers keep track of.
@@ -390,13 +411,19 @@ pub fn options(target: &Target, mode: Mode) -> Result<PgConnectOptions, Error> {
 ///
 /// Planning the poll costs about a millisecond, running it a few: so plans are generic and kept. A generic plan that was made
 /// while the table was empty would be a sequential scan, and stay one until the next ANALYZE, perhaps behind a million rows; so
-/// scans that do not follow an index in its order are never preferred. JIT would be tempted by the costs that this gives.
-const SETTINGS: [(&str, &str); 7] = [
+/// scans that do not follow an index in its order are never preferred, nor sorts of a whole range where an incremental one can
+/// stop at its limit. JIT would be tempted by the costs that this gives.
+const SETTINGS: [(&str, &str); 8] = [
     (MARK, "on"),
     ("default_transaction_isolation", "read committed"),
     ("plan_cache_mode", "force_generic_plan"),
     ("enable_seqscan", "off"),
     ("enable_bitmapscan", "off"),
+    ("enable_sort", "off"),
     ("jit", "off"),
     ("max_parallel_workers_per_gather", "0"),
 ];
+
+/// Undoes [`SETTINGS`] for one transaction.
+const PLANNED: &str = "SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_seqscan = on; \
+                       SET LOCAL enable_bitmapscan = on; SET LOCAL enable_sort = on";

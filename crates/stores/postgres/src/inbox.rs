@@ -15,7 +15,13 @@ use queuebox_core::{
     },
 };
 
-use crate::{PostgresStore, cells::Cells, db::Args, error::{Error, classify}, values::Ticks};
+use crate::{
+    PostgresStore,
+    cells::Cells,
+    db::Args,
+    error::{Error, classify},
+    values::Ticks,
+};
 
 /// Rows that the backlog looks at for each row that it may count per source.
 const BACKLOG_FACTOR: i64 = 16;
@@ -109,7 +115,8 @@ const FORWARD: &str = "
 )
 SELECT NULL::uuid FROM fence UNION ALL SELECT id FROM marked";
 
-const FORWARD_LOCK: &str = "SELECT pg_advisory_xact_lock(hashtextextended('queuebox claim ' || '{inbox}'::regclass::oid::text, 0))";
+const FORWARD_LOCK: &str =
+    "SELECT pg_advisory_xact_lock(hashtextextended('queuebox claim ' || '{inbox}'::regclass::oid::text, 0))";
 
 const SET_ASIDE: &str = "
 @FENCE@, moved AS (
@@ -168,7 +175,8 @@ impl PostgresStore {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        let Some(payloads) = rows.iter().map(|row| std::str::from_utf8(&row.payload).ok()).collect::<Option<Vec<_>>>() else {
+        let Some(payloads) = rows.iter().map(|row| std::str::from_utf8(&row.payload).ok()).collect::<Option<Vec<_>>>()
+        else {
             return self.admit_around_bad_utf8(rows).await;
         };
         let texts = |of: fn(&NewInboxRow) -> &str| rows.iter().map(of).collect::<Vec<_>>();
@@ -210,7 +218,10 @@ impl PostgresStore {
             if std::str::from_utf8(&row.payload).is_ok() {
                 answers.extend(Box::pin(self.admit_rows(std::slice::from_ref(row))).await?);
             } else {
-                answers.push(Admitted::Refused(Fault::refused("value", "the payload is not UTF-8, so it is no JSON text")));
+                answers.push(Admitted::Refused(Fault::refused(
+                    "value",
+                    "the payload is not UTF-8, so it is no JSON text",
+                )));
             }
         }
         Ok(answers)
@@ -345,7 +356,13 @@ impl Inbox for PostgresStore {
         Ok(answers)
     }
 
-    async fn waiting(&self, fence: &Fence, lanes: LaneSet, limit: u32, exclude: &[Uuid]) -> Result<Vec<PushRow>, Fault> {
+    async fn waiting(
+        &self,
+        fence: &Fence,
+        lanes: LaneSet,
+        limit: u32,
+        exclude: &[Uuid],
+    ) -> Result<Vec<PushRow>, Fault> {
         Ok(self.waiting_rows(fence, lanes, limit, exclude).await?)
     }
 
@@ -354,8 +371,7 @@ impl Inbox for PostgresStore {
     }
 
     async fn set_aside(&self, fence: &Fence, id: Uuid, error: Option<&str>, delay_us: i64) -> Result<bool, Fault> {
-        let args =
-            Args::new().bind(fence.worker.as_str()).bind(fence.token).bind(id).bind(error).bind(delay_us);
+        let args = Args::new().bind(fence.worker.as_str()).bind(fence.token).bind(id).bind(error).bind(delay_us);
         let rows = self.db.rows(&self.fenced("set_aside", SET_ASIDE), args).await?;
         Ok(!crate::outbox::fenced_ids(&rows)?.is_empty())
     }

@@ -38,21 +38,24 @@ DELETE FROM {worker} w
                      ORDER BY d.worker FOR UPDATE SKIP LOCKED)
    AND w.lease_expires_at <= clock_timestamp()";
 
-/// The lease of the worker and of the rows that it has marked, in one statement.
+/// The lease of the worker and of the rows that it has marked, in one statement and to the same moment: whoever finds the
+/// worker's lease ended finds the rows' ended as well.
 const RENEW: &str = "
 WITH renewed AS ( --if lanes
     UPDATE {worker} --if lanes
        SET lease_expires_at = clock_timestamp() + $3::bigint * interval '1 millisecond' --if lanes
      WHERE worker = $1 AND token = $2 AND lease_expires_at > clock_timestamp() --if lanes
-    RETURNING worker --if lanes
+    RETURNING lease_expires_at AS lease --if lanes
 ), marked AS ( --if lanes
-WITH renewed AS MATERIALIZED (SELECT $1::text AS worker), marked AS ( --unless lanes
+WITH renewed AS MATERIALIZED ( --unless lanes
+    SELECT clock_timestamp() + $3::bigint * interval '1 millisecond' AS lease --unless lanes
+), marked AS ( --unless lanes
     UPDATE {outbox} o
-       SET {o.lease_expires_at} = clock_timestamp() + $3::bigint * interval '1 millisecond'
+       SET {o.lease_expires_at} = (SELECT lease FROM renewed), {o.updated_at} = clock_timestamp()
      WHERE o.{o.state} = 'processing' AND o.{o.claim_token} = $2 AND o.{o.lease_expires_at} > clock_timestamp()
        AND EXISTS (SELECT FROM renewed)
 )
-SELECT worker FROM renewed";
+SELECT 1 FROM renewed";
 
 const SURVEY: &str = "
 SELECT w.worker, w.relay_uid, w.config, w.lane_hash, w.lease_expires_at > clock_timestamp(), NULL::integer, NULL::bigint
@@ -61,7 +64,8 @@ UNION ALL
 SELECT l.worker, NULL, NULL, NULL, NULL, l.lane, l.term FROM {lane} l WHERE l.scope = $1";
 
 /// One taker of a scope at a time: two Relays that start together must not both get lanes.
-const SCOPE_LOCK: &str = "SELECT pg_advisory_xact_lock(hashtextextended('queuebox lanes ' || '{lane}'::regclass::oid::text || $1, 0))";
+const SCOPE_LOCK: &str =
+    "SELECT pg_advisory_xact_lock(hashtextextended('queuebox lanes ' || '{lane}'::regclass::oid::text || $1, 0))";
 
 const OWN_SHARED: &str = "
 SELECT w.relay_uid FROM {worker} w
@@ -157,10 +161,8 @@ impl PostgresStore {
     }
 
     async fn renew_worker(&self, fence: &Fence, lease_ms: u64) -> Result<(), Error> {
-        let args = Args::new()
-            .bind(fence.worker.as_str())
-            .bind(fence.token)
-            .bind(i64::try_from(lease_ms).unwrap_or(i64::MAX));
+        let args =
+            Args::new().bind(fence.worker.as_str()).bind(fence.token).bind(i64::try_from(lease_ms).unwrap_or(i64::MAX));
         let rows = self.db.rows(&self.sql(RENEW), args).await?;
         if rows.is_empty() { Err(Error::Fenced) } else { Ok(()) }
     }
@@ -243,7 +245,13 @@ impl PostgresStore {
         Cells::of(rows.first().ok_or(Error::Fenced)?).next()
     }
 
-    async fn give_lanes(&self, fence: &Fence, scope: Scope, lanes: LaneSet, to: Option<&str>) -> Result<LaneSet, Error> {
+    async fn give_lanes(
+        &self,
+        fence: &Fence,
+        scope: Scope,
+        lanes: LaneSet,
+        to: Option<&str>,
+    ) -> Result<LaneSet, Error> {
         if !self.features().lanes {
             return Ok(LaneSet::EMPTY);
         }

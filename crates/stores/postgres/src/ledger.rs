@@ -37,7 +37,8 @@ const INBOX_ROW: &str = "
        0, --unless inbox_crashes
        i.{i.last_error}, i.{i.created_at}, i.{i.scheduled_at}, i.{i.processed_at}";
 
-/// A filter that is not given is an empty list or NULL. The states come first: for dead rows there is an index.
+/// A filter that is not given is an empty list or NULL. Planned for its values, so such conditions fall away, and the states find
+/// `idx_outbox_dead` where only dead rows are asked for.
 const OUTBOX_FILTER: &str = "
   FROM {outbox} o
  WHERE (cardinality($1::text[]) = 0 OR o.{o.state} = ANY ($1::text[]))
@@ -111,12 +112,14 @@ DELETE FROM {inbox} i WHERE i.{i.id} = ANY ($1::uuid[]) AND i.{i.state} = 'dead'
 const CHILDLESS: &str = "
        AND NOT EXISTS (SELECT FROM {outbox} c WHERE c.{o.parent_id} = o.{o.id} AND c.{o.state} IN ('pending', 'processing')) --if fan_out";
 
-/// Through `idx_outbox_dead`.
+/// Through `idx_outbox_dead`. An array, not IN over the subquery: that was planned as a join which ran the subquery, locks and all,
+/// once for each dead row.
 const PRUNE_DEAD: &str = "
 DELETE FROM {outbox} d
- WHERE d.{o.id} IN (SELECT o.{o.id} FROM {outbox} o
-                     WHERE o.{o.state} = 'dead' AND (o.{o.updated_at}, o.{o.id}) <= ($1::timestamptz, $2::uuid)@CHILDLESS@
-                     ORDER BY o.{o.updated_at} LIMIT $3 FOR UPDATE SKIP LOCKED)
+ WHERE d.{o.id} = ANY (ARRAY(
+        SELECT o.{o.id} FROM {outbox} o
+         WHERE o.{o.state} = 'dead' AND (o.{o.updated_at}, o.{o.id}) <= ($1::timestamptz, $2::uuid)@CHILDLESS@
+         ORDER BY o.{o.updated_at} LIMIT $3 FOR UPDATE SKIP LOCKED))
    AND d.{o.state} = 'dead'";
 
 /// No index knows when a row was sent: it would be one more entry for each message. The table is passed window by window instead
@@ -136,9 +139,10 @@ const OUTBOX_BLOCKS: &str = "SELECT pg_relation_size('{outbox}'::regclass) / cur
 /// Through `idx_inbox_state_created`.
 const PRUNE_INBOX: &str = "
 DELETE FROM {inbox} d
- WHERE d.{i.id} IN (SELECT i.{i.id} FROM {inbox} i
-                     WHERE i.{i.state} = $4::text AND (i.{i.created_at}, i.{i.id}) <= ($1::timestamptz, $2::uuid)
-                     ORDER BY i.{i.created_at} LIMIT $3 FOR UPDATE SKIP LOCKED)
+ WHERE d.{i.id} = ANY (ARRAY(
+        SELECT i.{i.id} FROM {inbox} i
+         WHERE i.{i.state} = $4::text AND (i.{i.created_at}, i.{i.id}) <= ($1::timestamptz, $2::uuid)
+         ORDER BY i.{i.created_at} LIMIT $3 FOR UPDATE SKIP LOCKED))
    AND d.{i.state} = $4::text
 RETURNING 1";
 
@@ -150,7 +154,7 @@ SELECT o.{o.updated_at}, o.{o.id} FROM {outbox} o WHERE o.{o.state} = $1
  ORDER BY o.{o.updated_at} DESC, o.{o.id} DESC OFFSET $2 LIMIT 1";
 
 /// Pages (8 KiB) that one window of the pass covers.
-const WINDOW_BLOCKS: i64 = 4_096;
+const WINDOW_BLOCKS: i64 = 1_024;
 
 /// Everything up to here may go.
 type Cutoff = (Ticks, Uuid);
@@ -202,7 +206,7 @@ impl PostgresStore {
             .bind(after.map(|cursor| Ticks(cursor.created_at)))
             .bind(after.map(|cursor| cursor.id))
             .bind(i64::from(limit));
-        self.db.rows(&sql, args).await?.iter().map(|row| ledger_row(&mut Cells::of(row))).collect()
+        self.db.rows_planned(&sql, args).await?.iter().map(|row| ledger_row(&mut Cells::of(row))).collect()
     }
 
     async fn whole(&self, table: Scope, id: Uuid) -> Result<Option<LedgerEntry>, Error> {
@@ -222,7 +226,11 @@ impl PostgresStore {
 
     async fn prune_outbox(&self, state: State, rule: PruneRule, batch: u32) -> Result<u64, Error> {
         let Some(cutoff) = self.cutoff(state, rule).await? else { return Ok(0) };
-        let gone = if state == State::Sent { self.prune_sent(cutoff, batch).await? } else { self.prune_dead(cutoff, batch).await? };
+        let gone = if state == State::Sent {
+            self.prune_sent(cutoff, batch).await?
+        } else {
+            self.prune_dead(cutoff, batch).await?
+        };
         if gone < u64::from(batch) {
             self.pass().beyond.retain(|(of, ..)| *of != state);
         }
@@ -244,7 +252,7 @@ impl PostgresStore {
             return Ok(Some(*cutoff));
         }
         let args = Args::new().bind(state.as_str()).bind(i64::try_from(keep).unwrap_or(i64::MAX));
-        let rows = self.db.rows(&self.sql(BEYOND), args).await?;
+        let rows = self.db.rows_planned(&self.sql(BEYOND), args).await?;
         let Some(row) = rows.first() else { return Ok(None) };
         let mut cells = Cells::of(row);
         let Some(at) = cells.ticks()? else { return Ok(None) };
@@ -262,9 +270,8 @@ impl PostgresStore {
     }
 
     async fn prune_sent(&self, (at, id): Cutoff, batch: u32) -> Result<u64, Error> {
-        let sql = self.variant("prune_sent", 0, |features| {
-            (PRUNE_SENT.replace("@CHILDLESS@", CHILDLESS), features.words())
-        });
+        let sql =
+            self.variant("prune_sent", 0, |features| (PRUNE_SENT.replace("@CHILDLESS@", CHILDLESS), features.words()));
         let blocks = self.db.rows(&self.sql(OUTBOX_BLOCKS), Args::new()).await?;
         let blocks: i64 = blocks.first().map_or(Ok(0), |row| Cells::of(row).next())?;
         let started = self.pass().block.min(blocks);
@@ -293,7 +300,8 @@ impl PostgresStore {
         let PruneRule::OlderThan(_) = rule else {
             return Err(Error::Misconfigured {
                 code: "retention",
-                detail: "retention.inbox.maxCount is not supported: it would end deduplication at an unknown age".to_owned(),
+                detail: "retention.inbox.maxCount is not supported: it would end deduplication at an unknown age"
+                    .to_owned(),
             });
         };
         let Some((at, id)) = self.cutoff(state, rule).await? else { return Ok(0) };
@@ -307,7 +315,7 @@ impl PostgresStore {
     }
 
     async fn ids(&self, sql: &Arc<str>, args: Args) -> Result<Vec<Uuid>, Error> {
-        self.db.rows(sql, args).await?.iter().map(|row| first_id(row)).collect()
+        self.db.rows(sql, args).await?.iter().map(first_id).collect()
     }
 }
 

@@ -13,6 +13,7 @@ mod config;
 mod db;
 mod error;
 mod features;
+mod floor;
 mod inbox;
 mod lanes;
 mod ledger;
@@ -46,6 +47,7 @@ pub struct PostgresStore {
     /// Rendered statements by template and variant.
     statements: Mutex<HashMap<(usize, u32), Arc<str>>>,
     pass: Mutex<ledger::Pass>,
+    floor: Mutex<floor::Floor>,
     wake: Wake,
 }
 
@@ -60,6 +62,7 @@ impl PostgresStore {
             features: RwLock::new(Features::newest(config.on_sent_delete)),
             statements: Mutex::new(HashMap::new()),
             pass: Mutex::new(ledger::Pass::default()),
+            floor: Mutex::new(floor::Floor::default()),
             wake: Wake::new(),
             config,
         })
@@ -77,6 +80,10 @@ impl PostgresStore {
             Ok(state) => state.clone(),
             Err(_) => std::future::pending().await,
         }
+    }
+
+    fn floor(&self) -> std::sync::MutexGuard<'_, floor::Floor> {
+        self.floor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn features(&self) -> Features {

@@ -15,10 +15,7 @@ use queuebox_core::{
     Fault,
     ports::schema::{Finding, MigrateOptions, Migrated, Schema, SchemaReport},
 };
-use queuebox_sql::{
-    Applied, Catalog, Found, Migration, Names, Plan, Step,
-    plan,
-};
+use queuebox_sql::{Applied, Catalog, Found, Migration, Names, Plan, Step, plan};
 
 use crate::{
     PostgresStore,
@@ -80,12 +77,12 @@ const HISTORY_TABLE: &str = "CREATE TABLE IF NOT EXISTS {history} (
     PRIMARY KEY (version)
 )";
 
-const RECORD: &str =
-    "INSERT INTO {history} (version, name, checksum, min_reader) VALUES ($1, $2, $3, $4) ON CONFLICT (version) DO NOTHING";
+const RECORD: &str = "INSERT INTO {history} (version, name, checksum, min_reader) VALUES ($1, $2, $3, $4) ON CONFLICT (version) DO NOTHING";
 
 const HISTORY: &str = "SELECT version, name, checksum, min_reader FROM {history} ORDER BY version";
 
-const CLASSIC: &str = "SELECT max(version::integer) FROM {schema}flyway_schema_history WHERE success AND version ~ '^[0-9]{1,4}$'";
+const CLASSIC: &str =
+    "SELECT max(version::integer) FROM {schema}flyway_schema_history WHERE success AND version ~ '^[0-9]{1,4}$'";
 
 const INVALID_INDEX: &str = "
 SELECT count(*) FROM pg_index i WHERE i.indexrelid = to_regclass($1) AND NOT i.indisvalid";
@@ -111,7 +108,8 @@ SELECT t.name, array_agg(a.attname::text ORDER BY a.attname)
 const SURROUNDINGS: &str = "
 SELECT EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = to_regclass('{outbox}') AND g.tgname = 'queuebox_wake' AND g.tgenabled <> 'D'),
        EXISTS (SELECT FROM pg_sequence s
-                WHERE s.seqrelid = pg_get_serial_sequence('{outbox}', $1)::regclass AND s.seqcache = 1 AND s.seqincrement > 0),
+                WHERE s.seqrelid = pg_get_serial_sequence('{outbox}', $1)::regclass AND s.seqrelid = to_regclass('{sequence}')
+                  AND s.seqcache = 1 AND s.seqincrement > 0 AND NOT s.seqcycle),
        current_schema()::text";
 
 /// Definitions of the columns that a start needs (versions up to 11).
@@ -201,7 +199,8 @@ impl PostgresStore {
             look.uniques.insert((table, columns));
         }
         let has_counter = look.has_column(names, "outbox", "sequence");
-        let surroundings = if has_counter { SURROUNDINGS } else { "SELECT FALSE, FALSE, current_schema()::text WHERE $1 <> ''" };
+        let surroundings =
+            if has_counter { SURROUNDINGS } else { "SELECT FALSE, FALSE, current_schema()::text WHERE $1 <> ''" };
         let args = Args::new().bind(names.outbox_column("sequence"));
         if let Some(row) = self.db.rows(&text(surroundings), args).await?.first() {
             let mut cells = Cells::of(row);
@@ -243,7 +242,10 @@ impl PostgresStore {
         let named: Option<i32> = rows.first().map_or(Ok(None), |row| Cells::of(row).next())?;
         let named = named.map(i32::unsigned_abs).filter(|version| (1..=CLASSIC_NEWEST).contains(version));
         Ok(named.filter(|version| {
-            INTRODUCED.iter().filter(|(since, ..)| since <= version).all(|(_, table, column)| look.has_column(names, table, column))
+            INTRODUCED
+                .iter()
+                .filter(|(since, ..)| since <= version)
+                .all(|(_, table, column)| look.has_column(names, table, column))
         }))
     }
 
@@ -263,7 +265,10 @@ impl PostgresStore {
             look.columns.get(table).is_some_and(|there| columns.iter().all(|column| there.contains(*column)))
         };
         let merging = |table: &str, column: &str| look.merging.contains(&(table.to_owned(), column.to_owned()));
-        let drawn_late = look.sequence_default.split_once("nextval").is_some_and(|(before, _)| before.contains("pg_current_xact_id"));
+        let drawn_late = look
+            .sequence_default
+            .split_once("nextval")
+            .is_some_and(|(before, _)| before.contains("pg_current_xact_id"));
         Features {
             lanes: own("worker", &["worker", "token", "relay_uid", "config", "lane_hash", "idle", "lease_expires_at"])
                 && own("lane", &["scope", "lane", "worker", "term"]),
@@ -299,7 +304,8 @@ impl PostgresStore {
                 missing.push(format!("ALTER TABLE {placeholder} ADD COLUMN {{{letter}.{column}}} {definition}"));
             }
         }
-        for (table, columns) in [("outbox", &["id"][..]), ("inbox", &["id"]), ("inbox", &["source", "idempotency_key"])] {
+        for (table, columns) in [("outbox", &["id"][..]), ("inbox", &["id"]), ("inbox", &["source", "idempotency_key"])]
+        {
             missing.extend(self.missing_unique(look, table, columns));
         }
         if missing.is_empty() {
@@ -308,12 +314,16 @@ impl PostgresStore {
         let statements = missing.iter().map(|line| self.names.render(line, &[]).trim().to_owned()).collect::<Vec<_>>();
         Err(Error::Misconfigured {
             code: "schema",
-            detail: format!("the tables lack what QueueBox needs; these statements add it: {};", statements.join("; ")),
+            detail: format!(
+                "the tables lack what QueueBox needs; these statements add it:\n{};",
+                statements.join(";\n")
+            ),
         })
     }
 
     fn missing_unique(&self, look: &Look, table: &str, columns: &[&str]) -> Option<String> {
-        let name = |column| if table == "outbox" { self.names.outbox_column(column) } else { self.names.inbox_column(column) };
+        let name =
+            |column| if table == "outbox" { self.names.outbox_column(column) } else { self.names.inbox_column(column) };
         let mut wanted: Vec<String> = columns.iter().map(|column| name(column).to_owned()).collect();
         wanted.sort();
         if look.uniques.contains(&(table.to_owned(), wanted)) {
@@ -335,9 +345,19 @@ impl PostgresStore {
             }
         };
         off(features.fan_out, "fan-out is off", "outbox.destination and outbox.parent_id (schema version 12)", mend);
-        off(features.crashes && features.inbox_crashes, "crash counting is off", "the columns crashes (schema version 12)", mend);
+        off(
+            features.crashes && features.inbox_crashes,
+            "crash counting is off",
+            "the columns crashes (schema version 12)",
+            mend,
+        );
         off(features.topics, "stored topics are off", "inbox.topic (schema version 12)", mend);
-        off(features.trace && features.inbox_trace, "stored trace context is off", "the columns trace_parent (schema version 12)", mend);
+        off(
+            features.trace && features.inbox_trace,
+            "stored trace context is off",
+            "the columns trace_parent (schema version 12)",
+            mend,
+        );
         let own = if renamed { format!("these statements make them: {}", self.own_tables()) } else { mend.to_owned() };
         off(
             features.lanes,
@@ -346,7 +366,12 @@ impl PostgresStore {
             &own,
         );
         let trigger = if renamed { "make it by hand, see the guide" } else { mend };
-        off(look.trigger && features.lanes, "wake-up is off, so workers poll", "the trigger queuebox_wake (schema version 14)", trigger);
+        off(
+            look.trigger && features.lanes,
+            "wake-up is off, so workers poll",
+            "the trigger queuebox_wake (schema version 14)",
+            trigger,
+        );
         if features.merging_keys {
             notes.push(
                 "the collation of inbox.source or inbox.idempotency_key is not deterministic, so keys may merge; change these columns \
@@ -355,11 +380,20 @@ impl PostgresStore {
             );
         }
         if version > CATALOG.newest() {
-            notes.push(format!("the schema has version {version}, newer than {}; it is used as it is", CATALOG.newest()));
+            notes.push(format!(
+                "the schema has version {version}, newer than {}; it is used as it is",
+                CATALOG.newest()
+            ));
         }
         if mode == Mode::Pooled {
-            let wake = if matches!(self.config.capture, Capture::Auto(Some(_))) { "" } else { ", and without capture.connection it polls" };
-            notes.push(format!("a pooler stands in front of the database: each statement has its own transaction{wake}"));
+            let wake = if matches!(self.config.capture, Capture::Auto(Some(_))) {
+                ""
+            } else {
+                ", and without capture.connection it polls"
+            };
+            notes.push(format!(
+                "a pooler stands in front of the database: each statement has its own transaction{wake}"
+            ));
         }
         notes
     }
@@ -369,8 +403,12 @@ impl PostgresStore {
         let rendered = self.names.render(CATALOG.fresh.sql, &[]);
         Migration::statements(&rendered)
             .into_iter()
-            .map(|(_, sql)| sql.lines().filter(|line| !line.trim_start().starts_with("--")).collect::<Vec<_>>().join(" "))
-            .filter(|sql| sql.starts_with("CREATE TABLE") && (sql.contains("queuebox_worker") || sql.contains("queuebox_lane")))
+            .map(|(_, sql)| {
+                sql.lines().filter(|line| !line.trim_start().starts_with("--")).collect::<Vec<_>>().join(" ")
+            })
+            .filter(|sql| {
+                sql.starts_with("CREATE TABLE") && (sql.contains("queuebox_worker") || sql.contains("queuebox_lane"))
+            })
             .map(|sql| sql.split_whitespace().collect::<Vec<_>>().join(" "))
             .collect::<Vec<_>>()
             .join("; ")
@@ -446,9 +484,10 @@ impl PostgresStore {
 
     /// Migrations name their schema, so that a trigger which runs with its owner's rights depends on nobody's search path.
     async fn resolved_names(&self) -> Result<Names, Error> {
-        let sql: Arc<str> = "SELECT coalesce($1::text, current_schema()::text), to_regnamespace(quote_ident(coalesce($1::text, \
+        let sql: Arc<str> =
+            "SELECT coalesce($1::text, current_schema()::text), to_regnamespace(quote_ident(coalesce($1::text, \
                              current_schema()::text))) IS NOT NULL"
-            .into();
+                .into();
         let rows = self.db.rows(&sql, Args::new().bind(self.names.schema())).await?;
         let row = rows.first().ok_or(Error::Fenced)?;
         let mut cells = Cells::of(row);
@@ -493,7 +532,11 @@ impl PostgresStore {
         };
         let plan: Plan = plan(&CATALOG, &found, options.baseline)?;
         if plan.newer {
-            tracing::info!(version = plan.to, known = CATALOG.newest(), "the schema is newer than this release; it is used as it is");
+            tracing::info!(
+                version = plan.to,
+                known = CATALOG.newest(),
+                "the schema is newer than this release; it is used as it is"
+            );
         }
         if !plan.steps.is_empty() {
             self.db.conn().await?.batch(&names.render(HISTORY_TABLE, &[])).await?;
@@ -528,7 +571,10 @@ impl PostgresStore {
         for tried in 1.. {
             match self.run_inside(names, file, &inside).await {
                 Err(error) if error.sqlstate().as_deref() == Some("55P03") && tried < LOCK_TRIES => {
-                    tracing::info!(version = file.version, "a table is in use; the migration steps back and tries again");
+                    tracing::info!(
+                        version = file.version,
+                        "a table is in use; the migration steps back and tries again"
+                    );
                     tokio::time::sleep(LOCK_PAUSE * 4).await;
                 }
                 done => return done,
@@ -583,7 +629,9 @@ impl PostgresStore {
         let mut findings = Vec::new();
         findings.push(match mode {
             Mode::Direct => ok("pooler", "none: connections are direct"),
-            Mode::Pooled => warning("pooler", "a pooler is in the way", "give capture.connection a direct way for wake-up"),
+            Mode::Pooled => {
+                warning("pooler", "a pooler is in the way", "give capture.connection a direct way for wake-up")
+            }
         });
         let look = self.look(&self.names).await?;
         match self.demand(&look) {
@@ -621,7 +669,8 @@ impl PostgresStore {
         let (oldest_s, autovacuum): (Option<f64>, bool) = (cells.next()?, cells.next()?);
         let oldest_s = oldest_s.unwrap_or(0.0);
         findings.push(if oldest_s > 300.0 {
-            let detail = format!("a transaction has been open for {oldest_s:.0} s; what it may still see cannot be cleaned up");
+            let detail =
+                format!("a transaction has been open for {oldest_s:.0} s; what it may still see cannot be cleaned up");
             warning("transactions", &detail, "look at pg_stat_activity and end it")
         } else {
             ok("transactions", "none is open for longer than 5 minutes")
@@ -629,7 +678,11 @@ impl PostgresStore {
         findings.push(if autovacuum {
             ok("autovacuum", "on")
         } else {
-            warning("autovacuum", "off for the server or the outbox", "switch it on: the outbox changes each row at least once")
+            warning(
+                "autovacuum",
+                "off for the server or the outbox",
+                "switch it on: the outbox changes each row at least once",
+            )
         });
         let slots: i64 = cells.next()?;
         if slots > 0 {
@@ -718,7 +771,9 @@ impl Schema for PostgresStore {
         let schema = self.names.schema().unwrap_or("public");
         [
             format!("GRANT USAGE ON SCHEMA \"{schema}\" TO \"{role}\""),
-            format!("GRANT SELECT, INSERT, UPDATE, DELETE ON {{outbox}}, {{inbox}}, {{worker}}, {{lane}} TO \"{role}\""),
+            format!(
+                "GRANT SELECT, INSERT, UPDATE, DELETE ON {{outbox}}, {{inbox}}, {{worker}}, {{lane}} TO \"{role}\""
+            ),
             format!("GRANT USAGE ON SEQUENCE {{sequence}} TO \"{role}\""),
             format!("GRANT SELECT ON {{history}} TO \"{role}\""),
         ]

@@ -20,13 +20,14 @@ pub(crate) use poll::{CONDITION, FENCE};
 /// At most so many rows are recovered in one call.
 const RECOVER_MAX: i64 = 2_000;
 
-/// Without lanes only the head of each key may be claimed, and only the lock makes the look at the earlier rows safe.
+/// Until the end of the worker's own lease, so that whoever takes the lane over finds the rows' ended as well. Rows that bear our token
+/// already are ours: the reply of an earlier try may have been lost. Without lanes only the head of each key may be claimed, and only the lock makes the look at the earlier rows safe.
 const MARK: &str = "
 @FENCE@, marked AS (
     UPDATE {outbox} o
        SET {o.state} = 'processing', {o.claim_token} = $2, {o.claimed_at} = clock_timestamp(),
            {o.updated_at} = clock_timestamp(),
-           {o.lease_expires_at} = clock_timestamp() + $3::bigint * interval '1 millisecond'
+           {o.lease_expires_at} = coalesce((SELECT lease FROM fence), clock_timestamp() + $3::bigint * interval '1 millisecond')
       FROM unnest($4::uuid[], $5::integer[], $6::timestamptz[]) AS s(id, attempt, scheduled_at)
      WHERE EXISTS (SELECT FROM fence)
        AND o.{o.id} = s.id AND o.{o.state} = 'pending' AND o.{o.attempt} = s.attempt AND o.{o.scheduled_at} = s.scheduled_at
@@ -35,10 +36,15 @@ const MARK: &str = "
                           AND (e.{o.sequence}, e.{o.id}) < (o.{o.sequence}, o.{o.id})) --unless lanes
     RETURNING o.{o.id} AS id
 )
-SELECT NULL::uuid FROM fence UNION ALL SELECT id FROM marked";
+SELECT NULL::uuid FROM fence UNION ALL SELECT id FROM marked
+UNION ALL
+SELECT o.{o.id} FROM {outbox} o
+ WHERE EXISTS (SELECT FROM fence) AND o.{o.id} = ANY ($4::uuid[]) AND o.{o.state} = 'processing' AND o.{o.claim_token} = $2
+   AND o.{o.lease_expires_at} > clock_timestamp()";
 
 /// The lock that serialises claims below version 14. It belongs to the transaction, so it works behind a pooler.
-const CLAIM_LOCK: &str = "SELECT pg_advisory_xact_lock(hashtextextended('queuebox claim ' || '{outbox}'::regclass::oid::text, 0))";
+const CLAIM_LOCK: &str =
+    "SELECT pg_advisory_xact_lock(hashtextextended('queuebox claim ' || '{outbox}'::regclass::oid::text, 0))";
 
 /// Through `idx_outbox_processing`.
 const RECOVER: &str = "
@@ -52,7 +58,8 @@ const RECOVER: &str = "
        FOR UPDATE SKIP LOCKED
 ), recovered AS (
     UPDATE {outbox} o
-       SET {o.state} = CASE WHEN o.{o.crashes} + 1 >= $5::integer THEN 'dead' ELSE 'pending' END, --if crashes
+       SET
+           {o.state} = CASE WHEN o.{o.crashes} + 1 >= $5::integer THEN 'dead' ELSE 'pending' END, --if crashes
            {o.last_error} = CASE WHEN o.{o.crashes} + 1 >= $5::integer THEN $6::text ELSE o.{o.last_error} END, --if crashes
            {o.crashes} = o.{o.crashes} + 1, --if crashes
            {o.state} = 'pending', --unless crashes
@@ -63,7 +70,10 @@ const RECOVER: &str = "
        AND (o.{o.lease_expires_at} IS NULL OR o.{o.lease_expires_at} <= clock_timestamp())
     RETURNING o.{o.state} AS state
 )
-SELECT (SELECT count(*) FROM recovered WHERE state = 'pending'), (SELECT count(*) FROM recovered WHERE state = 'dead')
+SELECT (SELECT count(*) FROM recovered WHERE state = 'pending'), (SELECT count(*) FROM recovered WHERE state = 'dead'),
+       (SELECT count(*) FROM {outbox} o
+         WHERE o.{o.state} = 'processing' AND ($3::bigint = -1 OR ($3::bigint >> {o.lane}) & 1 = 1)
+           AND o.{o.claim_token} IS DISTINCT FROM $2 AND o.{o.lease_expires_at} > (SELECT now FROM clock))
   FROM fence";
 
 const EXPAND: &str = "
@@ -160,15 +170,20 @@ impl PostgresStore {
             .bind(error);
         let rows = self.db.rows(&self.fenced("recover", RECOVER), args).await?;
         let mut cells = Cells::of(rows.first().ok_or(Error::Fenced)?);
-        let (pending, dead): (i64, i64) = (cells.next()?, cells.next()?);
-        Ok(Recovered { pending: pending.unsigned_abs(), dead: dead.unsigned_abs() })
+        let (pending, dead, unexpired): (i64, i64, i64) = (cells.next()?, cells.next()?, cells.next()?);
+        Ok(Recovered {
+            pending: pending.unsigned_abs(),
+            dead: dead.unsigned_abs(),
+            unexpired: unexpired.unsigned_abs(),
+        })
     }
 
     async fn expand_rows(&self, fence: &Fence, parents: &[Expansion]) -> Result<Vec<Uuid>, Error> {
         if !self.features().fan_out {
             return Err(Error::Misconfigured {
                 code: "fan_out",
-                detail: "a route with several destinations needs schema version 12; run \"queuebox migrate\"".to_owned(),
+                detail: "a route with several destinations needs schema version 12; run \"queuebox migrate\""
+                    .to_owned(),
             });
         }
         let mut parents: Vec<&Expansion> = parents.iter().collect();

@@ -11,7 +11,7 @@
 //! What was measured or rejected is said in the SQL comments. A data-modifying statement reads with the snapshot from before its
 //! own writes, so rows settled in the call would still look pending: they are put into the exclusion list.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use queuebox_core::{
@@ -24,17 +24,33 @@ use queuebox_core::{
 };
 use sqlx::postgres::PgRow;
 
-use crate::{PostgresStore, cells::Cells, db::Args, error::Error, values::Ticks};
+use crate::{
+    PostgresStore,
+    cells::Cells,
+    db::Args,
+    error::Error,
+    features::Features,
+    floor::{Extent, Reader, Seen},
+    values::Ticks,
+};
 
 /// The worker's own row. With writes it is locked, so that a takeover, which locks it FOR UPDATE, comes before or after this
 /// statement, never in the middle; KEY SHARE does not stand in the way of the renewal. A poll that only reads takes no lock: the
 /// lock would end with the statement anyway, and writing it would cost the flush of a commit.
+///
+/// For the safe floor (`floor.rs`, rule 1) the counter is read first, then the transaction draws its id, then the lock is taken.
+/// An id alone costs no flush.
 pub(crate) const FENCE: &str = "
-WITH fence AS MATERIALIZED (
-    SELECT 1 FROM {worker} w --if lanes
+WITH
+drawn AS MATERIALIZED (SELECT pg_sequence_last_value('{sequence}'::regclass) AS counter), --if floor
+own AS MATERIALIZED (SELECT d.counter, pg_current_xact_id() AS id FROM drawn d), --if floor
+fence AS MATERIALIZED (
+    SELECT w.lease_expires_at AS lease --if lanes
+      FROM {worker} w --if lanes
+     CROSS JOIN own --if floor
      WHERE w.worker = $1 AND w.token = $2 AND w.lease_expires_at > clock_timestamp() --if lanes
-     FOR KEY SHARE --if locks
-    SELECT 1 --unless lanes
+       FOR KEY SHARE OF w --if locks
+    SELECT NULL::timestamptz AS lease --unless lanes
 ), clock AS MATERIALIZED (SELECT clock_timestamp() AS now)";
 
 /// Rows are found through the primary key: an index on (sequence) where pending would be smaller, but a settle with `marked` needs
@@ -130,6 +146,20 @@ lap_seen AS MATERIALIZED (
      ORDER BY o.{o.sequence}, o.{o.id} LIMIT $25
 )";
 
+/// What may have become visible since the last look: from the safe floor on, in the snapshot of this very statement.
+const LATE: &str = ",
+late_floor AS MATERIALIZED (
+    SELECT least($38::bigint, (SELECT min(l.bound) FROM unnest($39::bigint[], $40::bigint[]) AS l(id, bound)
+                                WHERE pg_visible_in_snapshot(l.id::text::xid8, pg_current_snapshot()))) AS sequence
+), lap_seen AS MATERIALIZED (
+    SELECT 0::bigint AS ord, @COLUMNS@
+      FROM {outbox} o
+     WHERE @MINE@
+       AND o.{o.sequence} > (SELECT sequence FROM late_floor)
+       AND o.{o.sequence} <= $20 AND (o.{o.sequence} < $20 OR o.{o.id} <= $21)
+     ORDER BY o.{o.sequence}, o.{o.id} LIMIT $25
+)";
+
 /// Through `idx_outbox_key`.
 const KEYS: &str = ",
 keys_seen AS MATERIALIZED (
@@ -182,7 +212,8 @@ destinations_seen AS MATERIALIZED (
 /// Rows whose destination has no room: of these topics without a destination, and children of these destinations.
 fn omitted(topic: &str, destination: &str) -> String {
     format!(
-        "({destination} IS NOT NULL AND {destination} IN (SELECT unnest($19::text[])) OR {destination} IS NULL AND --if fan_out
+        "
+           ({destination} IS NOT NULL AND {destination} IN (SELECT unnest($19::text[])) OR {destination} IS NULL AND --if fan_out
            ({topic} IN (SELECT unnest($18::text[]))) --if fan_out
            ({topic} IN (SELECT unnest($18::text[])) --unless fan_out
            )"
@@ -214,7 +245,7 @@ const ROWS: &str = "
 UNION ALL
 SELECT @NUMBER@, r.ord, r.id, r.sequence, r.lane, r.topic, r.key, r.destination, r.parent_id,
        @BODY@, r.headers::text, r.aggregate_type, r.trace_parent,
-       r.attempt, r.max_attempts, r.crashes, r.scheduled_at, r.created_at, NULL, NULL
+       r.attempt, r.max_attempts, r.crashes, r.scheduled_at, r.created_at, NULL, NULL, NULL, NULL, NULL, NULL
   FROM @PART@ r";
 
 /// The head row: what was lost, how much was seen, what time it is. It is missing when the fence does not hold.
@@ -224,8 +255,13 @@ SELECT 0 AS part, 0::bigint AS ord, NULL::uuid AS id, NULL::bigint AS sequence, 
        NULL::text AS headers, NULL::text AS aggregate_type, NULL::text AS trace_parent, NULL::integer AS attempt,
        NULL::integer AS max_attempts, NULL::integer AS crashes, @NEXT@ AS scheduled_at, clock.now AS created_at,
        @LOST@ AS lost,
-       ARRAY[@WALK_SEEN@, @LAP_SEEN@, @CUT@, (current_setting('transaction_read_only') = 'on')::integer]::bigint[] AS seen
-  FROM fence, clock";
+       ARRAY[@WALK_SEEN@, @LAP_SEEN@, @CUT@, (current_setting('transaction_read_only') = 'on')::integer]::bigint[] AS seen,
+       own.counter, own.id::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint, --if floor
+       ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(pg_current_snapshot()) x) --if floor
+       NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint[] --unless floor
+  FROM fence, clock
+       , own --if floor
+";
 
 const LOST: &str = "ARRAY(SELECT unnest(@IDS@) EXCEPT ALL SELECT id FROM @CTE@)";
 
@@ -236,9 +272,13 @@ struct Shape {
     failed: bool,
     walk: bool,
     lap: bool,
+    /// The lap is what may have become visible since the last look.
+    late: bool,
     keys: bool,
     later: bool,
     destinations: bool,
+    /// The answer moves the safe floor.
+    floor: bool,
 }
 
 const WALK_PART: i32 = 1;
@@ -248,8 +288,25 @@ const LATER_PART: i32 = 4;
 const DESTINATIONS_PART: i32 = 5;
 
 impl Shape {
+    fn of(settles: &Settles<'_>, read: &Read, features: &Features) -> Self {
+        // Nothing is behind the start.
+        let lap = read.lap_limit > 0 && read.walk_after.is_some();
+        let (walk, late) = (read.walk_limit > 0, lap && read.lap_after.is_none());
+        Self {
+            sent: !settles.sent.is_empty(),
+            failed: !settles.failed.is_empty(),
+            walk,
+            lap,
+            late,
+            keys: !read.keys.is_empty(),
+            later: read.later_limit > 0,
+            destinations: !read.destinations.is_empty(),
+            floor: features.floor && features.lanes && (late || walk && read.walk_after.is_none()),
+        }
+    }
+
     fn bits(self) -> u32 {
-        [self.sent, self.failed, self.walk, self.lap, self.keys, self.later, self.destinations]
+        [self.sent, self.failed, self.walk, self.lap, self.late, self.keys, self.later, self.destinations, self.floor]
             .iter()
             .fold(1, |bits, part| bits << 1 | u32::from(*part))
     }
@@ -279,7 +336,7 @@ impl Shape {
         }
         let (mut rows, mut cut) = (String::new(), Vec::new());
         if self.lap {
-            sql.push_str(LAP);
+            sql.push_str(if self.late { LATE } else { LAP });
             rows.push_str(&row_part("lap_seen", LAP_PART, false));
         }
         for (name, number, definition, omits) in self.loaded() {
@@ -302,8 +359,10 @@ impl Shape {
 
     fn head(self, cut: &[String]) -> String {
         let lost = |on: bool, ids, cte| on.then(|| LOST.replace("@IDS@", ids).replace("@CTE@", cte));
-        let lost: Vec<String> =
-            [lost(self.sent, "$4::uuid[]", "sent"), lost(self.failed, "$8::uuid[]", "failed")].into_iter().flatten().collect();
+        let lost: Vec<String> = [lost(self.sent, "$4::uuid[]", "sent"), lost(self.failed, "$8::uuid[]", "failed")]
+            .into_iter()
+            .flatten()
+            .collect();
         let count = |on: bool, part: &str| if on { format!("(SELECT count(*) FROM {part})") } else { "0".to_owned() };
         HEAD.replace("@LOST@", &if lost.is_empty() { "NULL::uuid[]".to_owned() } else { lost.join(" || ") })
             .replace("@NEXT@", if self.later { "(SELECT scheduled_at FROM next_later)" } else { "NULL::timestamptz" })
@@ -410,7 +469,12 @@ fn bind_read(args: Args, read: &Read, exclude: &[Uuid], guarded: bool) -> Args {
 
 impl PostgresStore {
     /// Settles, then reads.
-    pub(crate) async fn poll_once(&self, fence: &Fence, settles: &[Settle], read: Option<&Read>) -> Result<Polled, Error> {
+    pub(crate) async fn poll_once(
+        &self,
+        fence: &Fence,
+        settles: &[Settle],
+        read: Option<&Read>,
+    ) -> Result<Polled, Error> {
         let mut answer = match self.poll_guarded(fence, settles, read, true).await {
             Err(Error::ReadOnly) => {
                 self.db.doubt();
@@ -439,32 +503,44 @@ impl PostgresStore {
         let split = Settles::split(settles);
         let nothing = Read::default();
         let wishes = read.unwrap_or(&nothing);
-        let shape = Shape {
-            sent: !split.sent.is_empty(),
-            failed: !split.failed.is_empty(),
-            walk: wishes.walk_limit > 0,
-            // Nothing is behind the start.
-            lap: wishes.lap_limit > 0 && wishes.walk_after.is_some(),
-            keys: !wishes.keys.is_empty(),
-            later: wishes.later_limit > 0,
-            destinations: !wishes.destinations.is_empty(),
-        };
+        let features = self.features();
+        let shape = Shape::of(&split, wishes, &features);
+        let reader = Reader { token: fence.token, lanes: wishes.lanes };
         let sql = self.poll_sql(shape);
         let exclude: Vec<Uuid> =
             wishes.exclude.iter().copied().chain(settles.iter().map(|settle| settle.position.id)).collect();
         let args = Args::new().bind(fence.worker.as_str()).bind(fence.token).bind(wishes.lanes.as_i64());
-        let args = bind_read(split.bind(args), wishes, &exclude, guarded);
+        let question = self.floor().question(reader);
+        let args = bind_read(split.bind(args), wishes, &exclude, guarded)
+            .bind(if features.floor { question.settled } else { i64::MIN })
+            .bind(question.ids)
+            .bind(question.bounds);
         let rows = self.db.rows(&sql, args).await?;
         let mut answer = Answer::default();
         for row in &rows {
             answer.take(row)?;
         }
-        answer.finish(wishes)
+        let answer = answer.finish(wishes)?;
+        if let Some(seen) = &answer.seen {
+            let cut = (shape.late && !answer.polled.lap_ended).then(|| answer.polled.lap.last()).flatten();
+            let extent = cut.map_or(Extent::Whole, |row| Extent::UpTo(row.sequence));
+            self.floor().learn(reader, seen, extent);
+        }
+        Ok(answer)
+    }
+
+    /// The statement that [`queuebox_core::ports::Outbox::poll`] would run, for tests of its plan.
+    #[doc(hidden)]
+    pub fn poll_statement(&self, settles: &[Settle], read: &Read) -> Arc<str> {
+        self.poll_sql(Shape::of(&Settles::split(settles), read, &self.features()))
     }
 
     fn poll_sql(&self, shape: Shape) -> Arc<str> {
         self.variant("poll", shape.bits(), |features| {
             let mut words = features.words();
+            if shape.floor {
+                words.push("floor");
+            }
             let deletes = features.on_sent_delete;
             if features.lanes && (shape.sent || shape.failed) {
                 words.push("locks");
@@ -490,7 +566,10 @@ struct Answer {
     walk_seen: i64,
     lap_seen: i64,
     now: Option<Ticks>,
-    order: HashMap<Uuid, i64>,
+    seen: Option<Seen>,
+    /// Rows of keys and of destinations, each with the number of the question that it answers.
+    keys: Vec<(i64, OutboxRow)>,
+    destinations: Vec<(i64, OutboxRow)>,
 }
 
 impl Answer {
@@ -507,14 +586,8 @@ impl Answer {
             WALK_PART => polled.walk.push(read),
             LAP_PART => polled.lap.push(read),
             LATER_PART => polled.later.push(read),
-            KEYS_PART => {
-                self.order.insert(read.id, ord);
-                polled.keys.push(read);
-            }
-            _ => {
-                self.order.insert(read.id, ord);
-                polled.destinations.push(read);
-            }
+            KEYS_PART => self.keys.push((ord, read)),
+            _ => self.destinations.push((ord, read)),
         }
         Ok(())
     }
@@ -526,6 +599,10 @@ impl Answer {
         let seen: Vec<i64> = cells.next()?;
         let [walk_seen, lap_seen, cut, read_only] = <[i64; 4]>::try_from(seen).unwrap_or_default();
         (self.walk_seen, self.lap_seen, self.cut, self.now) = (walk_seen, lap_seen, cut != 0, now);
+        let (counter, own, xmax): (Option<i64>, Option<i64>, Option<i64>) =
+            (cells.next()?, cells.next()?, cells.next()?);
+        let running: Option<Vec<i64>> = cells.next()?;
+        self.seen = own.zip(xmax).map(|(own, xmax)| Seen { own, counter, xmax, running: running.unwrap_or_default() });
         self.polled.next_due_in_us = next.zip(now).map(|(next, now)| next.since(now).max(0));
         if read_only != 0 { Err(Error::ReadOnly) } else { Ok(()) }
     }
@@ -534,15 +611,18 @@ impl Answer {
         if self.now.is_none() {
             return Err(Error::Fenced);
         }
-        let order = std::mem::take(&mut self.order);
+        let in_order = |mut rows: Vec<(i64, OutboxRow)>| {
+            rows.sort_by_key(|(ord, row)| (*ord, row.position()));
+            rows.into_iter().map(|(_, row)| row).collect()
+        };
         let polled = &mut self.polled;
         // The parts come in order already; nothing in SQL promises it.
         sort(&mut polled.walk, |row| (0, row.position()));
         sort(&mut polled.lap, |row| (0, row.position()));
         sort(&mut polled.later, |row| (row.scheduled_at, row.position()));
-        let asked = |row: &OutboxRow| (order.get(&row.id).copied().unwrap_or(0), row.position());
-        sort(&mut polled.keys, asked);
-        sort(&mut polled.destinations, asked);
+        polled.keys = in_order(self.keys);
+        polled.destinations = in_order(self.destinations);
+        (self.keys, self.destinations) = Default::default();
         let returned = |rows: &[OutboxRow]| i64::try_from(rows.len()).unwrap_or(i64::MAX);
         polled.walk_ended = read.walk_limit > 0
             && self.walk_seen < i64::from(read.walk_limit)
@@ -597,4 +677,3 @@ fn outbox_row(cells: &mut Cells<'_>, lap: bool, now: Ticks) -> Result<OutboxRow,
         created_at_us: created_at.unix_us(),
     })
 }
-

@@ -1,0 +1,223 @@
+//! A classic installation: tables at version 11, with and without the migrations behind it (contract 2.5, 14).
+
+use queuebox_core::{
+    Class, LaneSet, Uuid,
+    message::{Forward, NewInboxRow, Stamp},
+    ports::{
+        Inbox, Lanes, Outbox, Scope,
+        inbox::Admitted,
+        outbox::{Child, Expansion, Outcome, Read, Settle},
+        schema::{MigrateOptions, Schema},
+    },
+};
+use queuebox_postgres::CATALOG;
+use queuebox_sql::{Migration, Names, Quote};
+use sqlx::{AssertSqlSafe, Executor, PgConnection};
+
+use crate::{
+    harness::PostgresHarness,
+    worker::{fence, read, register},
+};
+use queuebox_conformance::store::StoreHarness;
+
+const LEASE_MS: u64 = 600_000;
+
+/// Runs the files up to `version`, as the classic program did.
+async fn classic(app: &mut PgConnection, from: u32, version: u32) {
+    for file in CATALOG.steps.iter().filter(|file| file.version > from && file.version <= version) {
+        let rendered = Names::new(Quote::Double).render(file.sql, &[]);
+        for (_, sql) in Migration::statements(&rendered) {
+            app.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.unwrap();
+        }
+    }
+}
+
+async fn at_11() -> PostgresHarness {
+    let h = PostgresHarness::on(queuebox_testkit::postgres().await).await;
+    classic(&mut h.connect().await, 0, 11).await;
+    h
+}
+
+async fn flyway(h: &PostgresHarness, version: u32) {
+    h.execute("CREATE TABLE flyway_schema_history (installed_rank INT PRIMARY KEY, version VARCHAR(50), success BOOLEAN NOT NULL)")
+        .await;
+    for n in 1..=version {
+        h.execute(&format!("INSERT INTO flyway_schema_history VALUES ({n}, '{n}', TRUE)")).await;
+    }
+}
+
+async fn insert(h: &PostgresHarness, key: &str) -> Uuid {
+    let sql =
+        format!("INSERT INTO outbox (topic, key, payload) VALUES ('t', '{key}', '{{\"n\": 1}}') RETURNING id::text");
+    h.one(&sql).await.parse().unwrap()
+}
+
+fn message(key: &str) -> NewInboxRow {
+    NewInboxRow {
+        id: Uuid::new_v4(),
+        source: "s".into(),
+        idempotency_key: key.into(),
+        aggregate_id: Some("a".into()),
+        event_type: None,
+        payload: "{}".into(),
+        headers: "{}".into(),
+        correlation_id: None,
+        consumption: queuebox_core::message::Consumption::Push,
+        topic: Some("t".into()),
+        trace_parent: Some("00-1-2-01".into()),
+        delay_us: 0,
+        published_at_us: None,
+        dead: None,
+    }
+}
+
+#[tokio::test]
+async fn version_11_works_unchanged() {
+    let h = at_11().await;
+    let store = h.open();
+    let report = store.check().await.unwrap();
+    assert_eq!(report.version, 11);
+    assert_eq!(report.notes.len(), 6, "one line per feature that is off: {:#?}", report.notes);
+    assert!(!store.has_lanes());
+    let worker = register(&store).await;
+    store.renew(&worker, LEASE_MS).await.unwrap();
+    let (first, second, other) = (insert(&h, "k").await, insert(&h, "k").await, insert(&h, "").await);
+
+    let polled = store.poll(&worker, &[], Some(&read(10))).await.unwrap();
+    assert_eq!(polled.walk.iter().map(|row| row.id).collect::<Vec<_>>(), [first, other], "the head of each key");
+    let rows: Vec<_> = polled.walk.iter().map(|row| (row.position(), row.stamp())).collect();
+    let marked = store.mark(&worker, &rows, LEASE_MS).await.unwrap();
+    assert_eq!(marked.len(), 2);
+    // Another worker finds nothing of that key, and cannot claim what it saw before.
+    let rival = fence();
+    assert!(store.poll(&rival, &[], Some(&read(10))).await.unwrap().walk.is_empty());
+    assert!(store.mark(&rival, &rows, LEASE_MS).await.unwrap().is_empty());
+    let settle = |index: usize, outcome| Settle {
+        position: rows[index].0,
+        stamp: Stamp { marked: true, ..rows[index].1 },
+        outcome,
+    };
+    assert_eq!(
+        store.poll(&rival, &[settle(0, Outcome::Sent)], None).await.unwrap().lost,
+        [first],
+        "the token is the fence"
+    );
+    let polled =
+        store.poll(&worker, &[settle(0, Outcome::Sent), settle(1, Outcome::Release)], Some(&read(10))).await.unwrap();
+    assert!(polled.lost.is_empty());
+    let polled = store.poll(&worker, &[], Some(&read(10))).await.unwrap();
+    assert_eq!(polled.walk.iter().map(|row| row.id).collect::<Vec<_>>(), [second, other]);
+}
+
+#[tokio::test]
+async fn version_11_recovers_forwards_and_refuses_fan_out() {
+    let h = at_11().await;
+    let store = h.open();
+    store.check().await.unwrap();
+    let worker = register(&store).await;
+    let id = insert(&h, "k").await;
+    h.execute("UPDATE outbox SET state = 'processing', claim_token = gen_random_uuid(), lease_expires_at = now() - interval '1 s'").await;
+    let recovered = store.recover(&worker, LaneSet::first(64), 5).await.unwrap();
+    assert_eq!((recovered.pending, recovered.dead), (1, 0));
+    let row = store.poll(&worker, &[], Some(&read(10))).await.unwrap().walk.remove(0);
+    assert_eq!((row.id, row.crashes, row.parent_id), (id, 0, None));
+    let children = vec![Child { id: Uuid::new_v4(), destination: "d".into() }];
+    let expansion = Expansion { parent: row.position(), stamp: row.stamp(), children };
+    assert_eq!(store.expand(&worker, &[expansion]).await.unwrap_err().class, Class::Misconfigured);
+
+    let (one, two, again) = (message("1"), message("2"), message("1"));
+    let admitted = store.admit(&[one.clone(), two.clone(), again]).await.unwrap();
+    assert_eq!(admitted, [Admitted::New(one.id), Admitted::New(two.id), Admitted::Duplicate]);
+    let waiting = store.waiting(&worker, LaneSet::first(64), 10, &[]).await.unwrap();
+    assert_eq!(waiting.iter().map(|row| row.id).collect::<Vec<_>>(), [one.id, two.id]);
+    assert_eq!(waiting[0].topic, None, "there is no such column");
+    let forward = |row: &NewInboxRow| Forward {
+        inbox_id: row.id,
+        outbox_id: Uuid::new_v4(),
+        topic: "t".into(),
+        headers: "{}".into(),
+    };
+    assert_eq!(
+        store.forward(&worker, &[forward(&two)], 5).await.unwrap().lost,
+        [two.id],
+        "the earlier row of its aggregate waits"
+    );
+    assert!(store.forward(&worker, &[forward(&one), forward(&two)], 5).await.unwrap().lost.is_empty());
+    assert!(store.set_aside(&worker, two.id, Some("forward: no"), 0).await.is_ok_and(|moved| !moved));
+    assert_eq!(store.outbox_backlog(10).await.unwrap().pending, 3);
+    assert!(store.inbox_backlog(10).await.unwrap().iter().all(|source| source.pending == 0));
+    store.retire(&worker, LaneSet::EMPTY).await.unwrap();
+}
+
+#[tokio::test]
+async fn version_11_is_upgraded_and_keeps_its_indexes() {
+    let h = at_11().await;
+    flyway(&h, 11).await;
+    let id = insert(&h, "k").await;
+    h.execute("CREATE ROLE upgrade_app NOLOGIN").await;
+    h.execute("GRANT SELECT, UPDATE ON outbox TO upgrade_app").await;
+    let before = h.column_of("SELECT indexname::text FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1").await;
+    // An earlier try was interrupted in the middle of an index.
+    h.execute("CREATE INDEX idx_outbox_parent ON outbox (id)").await;
+    h.execute("UPDATE pg_index SET indisvalid = FALSE WHERE indexrelid = 'idx_outbox_parent'::regclass").await;
+
+    let store = h.open();
+    let migrated = store.migrate(MigrateOptions::default()).await.unwrap();
+    assert_eq!((migrated.from, migrated.to, migrated.adopted), (Some(11), 14, Some(11)));
+    assert_eq!(migrated.applied.len(), 3, "{:?}", migrated.applied);
+    let report = store.check().await.unwrap();
+    assert_eq!((report.version, report.notes), (14, Vec::new()));
+    let after = h.column_of("SELECT indexname::text FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1").await;
+    assert!(before.iter().all(|index| after.contains(index)), "{after:?}");
+    for index in ["idx_outbox_pending", "idx_outbox_dead", "idx_outbox_parent", "idx_inbox_pull_expired"] {
+        assert!(after.iter().any(|name| name == index), "{index}: {after:?}");
+    }
+    assert_eq!(h.one("SELECT (pg_get_indexdef('idx_outbox_parent'::regclass) LIKE '%parent_id%')::text").await, "true");
+    let granted = "SELECT bool_and(has_table_privilege('upgrade_app', t, 'SELECT, INSERT, UPDATE, DELETE'))::text \
+                   FROM unnest(ARRAY['queuebox_worker', 'queuebox_lane']) t";
+    assert_eq!(h.one(granted).await, "true");
+    assert_eq!(h.one("SELECT count(*)::text FROM flyway_schema_history").await, "11", "left alone");
+
+    let worker = crate::worker::owner(&store).await;
+    let polled = store.poll(&worker, &[], Some(&read(10))).await.unwrap();
+    assert_eq!(polled.walk.iter().map(|row| row.id).collect::<Vec<_>>(), [id]);
+    // Without the default that the floor needs, the look behind the walk begins at the start.
+    let again = Read { walk_after: polled.walk.last().map(|row| row.position()), lap_limit: 10, ..read(10) };
+    assert_eq!(store.poll(&worker, &[], Some(&again)).await.unwrap().lap.len(), 1);
+    assert!(store.survey(Scope::Outbox).await.unwrap().lanes.iter().all(|lane| lane.worker.is_some()));
+    h.execute("DROP OWNED BY upgrade_app").await;
+    h.execute("DROP ROLE upgrade_app").await;
+}
+
+#[tokio::test]
+async fn classic_history_is_adopted_only_when_the_tables_have_it() {
+    let h = PostgresHarness::on(queuebox_testkit::postgres().await).await;
+    classic(&mut h.connect().await, 0, 9).await;
+    flyway(&h, 11).await;
+    let store = h.open();
+    let fault = store.migrate(MigrateOptions::default()).await.unwrap_err();
+    assert!(fault.detail.contains("--baseline"), "{fault}");
+    let migrated = store.migrate(MigrateOptions { baseline: Some(9), ..MigrateOptions::default() }).await.unwrap();
+    assert_eq!(migrated.applied.len(), 5, "{:?}", migrated.applied);
+    store.check().await.unwrap();
+}
+
+#[tokio::test]
+async fn sequence_backfill_order() {
+    let h = PostgresHarness::on(queuebox_testkit::postgres().await).await;
+    let mut app = h.connect().await;
+    classic(&mut app, 0, 10).await;
+    for (n, age) in [(1, 5), (2, 9), (3, 1), (4, 9)] {
+        let sql = format!(
+            "INSERT INTO outbox (id, topic, payload, created_at) VALUES ('00000000-0000-0000-0000-00000000000{n}', 't', '1', \
+             timestamptz '2026-01-01 12:00 UTC' - interval '{age} min')"
+        );
+        app.execute(AssertSqlSafe(sql)).await.unwrap();
+    }
+    for _ in 0..2 {
+        classic(&mut app, 10, 11).await;
+        let order = h.column_of("SELECT right(id::text, 1) FROM outbox ORDER BY sequence").await;
+        assert_eq!(order, ["2", "4", "1", "3"]);
+    }
+    assert_eq!(h.one("INSERT INTO outbox (topic, payload) VALUES ('t', '1') RETURNING sequence::text").await, "5");
+}
