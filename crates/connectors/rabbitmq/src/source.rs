@@ -168,11 +168,11 @@ impl RabbitSource {
         pauses: &mut Backoff,
     ) -> Result<Fault, End> {
         loop {
-            let batch = tokio::select! {
+            let mut batch = tokio::select! {
                 () = stop.cancelled() => return Err(End::Stopped),
                 batch = subscription.next_batch() => batch.map_err(|reason| End::Failed(self.lost(reason)))?,
             };
-            let received = batch.iter().map(received).collect();
+            let received = batch.iter_mut().map(received).collect();
             let admitting = intake.admit(received);
             tokio::pin!(admitting);
             let admissions = tokio::select! {
@@ -274,11 +274,13 @@ async fn settle(batch: &[Delivery], admissions: Vec<Admission>) -> lapin::Result
     Ok(Some(failed.unwrap_or_else(|| Fault::transient("intake", "the intake gave fewer answers than messages"))))
 }
 
-fn received(delivery: &Delivery) -> Received {
+/// Takes the body out of the delivery, which is only acknowledged after that.
+fn received(delivery: &mut Delivery) -> Received {
+    let body = Bytes::from(std::mem::take(&mut delivery.data));
     let properties = &delivery.properties;
     let text = |property: &Option<ShortString>| property.as_ref().map(ToString::to_string);
     Received {
-        body: Bytes::copy_from_slice(&delivery.data),
+        body,
         headers: properties.headers().as_ref().map(values::headers).unwrap_or_default(),
         correlation_id: text(properties.correlation_id()),
         message_id: text(properties.message_id()),

@@ -24,7 +24,8 @@ async fn tls_broker(authority: &Authority, port: u16) -> RabbitMq {
     let server = authority.server();
     private_rabbitmq_with(&format!(
         "listeners.ssl.1 = 127.0.0.1:{port}\nssl_options.cacertfile = {}\nssl_options.certfile = {}\nssl_options.keyfile = {}\n\
-         ssl_options.verify = verify_peer\nssl_options.fail_if_no_peer_cert = true\n",
+         ssl_options.verify = verify_peer\nssl_options.fail_if_no_peer_cert = true\nssl_cert_login_from = common_name\n\
+         auth_mechanisms.1 = PLAIN\nauth_mechanisms.2 = EXTERNAL\n",
         authority.ca_path().display(),
         server.cert.display(),
         server.key.display(),
@@ -36,7 +37,7 @@ async fn tls_broker(authority: &Authority, port: u16) -> RabbitMq {
 async fn tls_asks_for_our_certificate_and_checks_the_brokers() {
     let authority = Authority::new();
     let port = free_port();
-    let _broker = tls_broker(&authority, port).await;
+    let broker = tls_broker(&authority, port).await;
     let client = authority.client("app");
     let good =
         TlsConfig { ca: secret(authority.ca_pem()), cert: secret(client.cert_pem()), key: secret(client.key_pem()) };
@@ -61,6 +62,25 @@ async fn tls_asks_for_our_certificate_and_checks_the_brokers() {
         assert_eq!(fault.class, Class::NotConnected, "{what}: {fault}");
         assert!(!fault.detail.contains("canary"), "{what}: {fault}");
     }
+
+    // The certificate alone logs in, once the broker has the plugin and a user of its name.
+    let plugins = "[rabbitmq_management,rabbitmq_auth_mechanism_ssl].\n";
+    std::fs::write(broker.folder().join("data/enabled_plugins"), plugins).unwrap();
+    broker.stop().await;
+    broker.start().await;
+    let all = json!({"configure": ".*", "write": ".*", "read": ".*"});
+    for (at, body) in [("/users/app", json!({"password_hash": "", "tags": ""})), ("/permissions/%2F/app", all)] {
+        eventually_ok("set up", Duration::from_secs(30), || broker.try_api("PUT", at, Some(body.clone()))).await;
+    }
+    let by_certificate = |tls: &TlsConfig| {
+        let url = format!("amqps://127.0.0.1:{port}?auth_mechanism=external");
+        with(ConnectionConfig { url: BrokerUrl::Plain(url), tls: tls.clone(), ..support::connection("") })
+    };
+    by_certificate(&good).probe().await.unwrap();
+    let other = authority.client("nobody");
+    let nobody = TlsConfig { cert: secret(other.cert_pem()), key: secret(other.key_pem()), ..good };
+    let fault = by_certificate(&nobody).probe().await.expect_err("there is no such user");
+    assert_eq!((fault.class, fault.code.as_ref()), (Class::NotConnected, "login"), "{fault}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
