@@ -163,6 +163,7 @@ impl Ledger for Memory {
 
     async fn requeue(&self, table: Scope, ids: &[Uuid], states: &[State]) -> Result<Vec<Uuid>, Fault> {
         self.writes(ids.len())?;
+        let ids: HashSet<&Uuid> = ids.iter().collect();
         let mut rows = self.rows.lock().unwrap();
         let parents: HashSet<Uuid> = rows.iter().filter_map(|(_, entry)| entry.row.parent_id).collect();
         let mut moved = Vec::new();
@@ -178,6 +179,7 @@ impl Ledger for Memory {
 
     async fn discard(&self, table: Scope, ids: &[Uuid]) -> Result<Vec<Uuid>, Fault> {
         self.writes(ids.len())?;
+        let ids: HashSet<&Uuid> = ids.iter().collect();
         let mut gone = Vec::new();
         self.rows.lock().unwrap().retain(|(of, entry)| {
             let goes = *of == table && ids.contains(&entry.row.id) && entry.row.state == State::Dead;

@@ -56,12 +56,12 @@ spec: {http: {url: "https://receiver.example/in"}}
 apiVersion: queuebox.io/v1alpha1
 kind: Source
 metadata: {name: orders}
-spec: {topic: orders, nats: {servers: "nats://127.0.0.1:4222", stream: ORDERS, durable: queuebox}}
+spec: {relayRef: {name: shop}, topic: orders, nats: {servers: "nats://127.0.0.1:4222", stream: ORDERS, durable: queuebox}}
 ---
 apiVersion: queuebox.io/v1alpha1
 kind: Source
 metadata: {name: stripe}
-spec: {topic: payments, idempotencyKeyPath: $.id, http: {path: /stripe}}
+spec: {relayRef: {name: shop}, topic: payments, idempotencyKeyPath: $.id, http: {path: /stripe}}
 "#;
 
 fn relay(text: &str) -> Arc<Relay> {
