@@ -82,7 +82,7 @@ impl KafkaDestination {
     async fn deliver(&self, delivery: &Delivery) -> Result<(), KafkaFault> {
         let budget = self.config.timeout.min(delivery.time_left);
         let deadline = Instant::now() + budget;
-        let record = Record::of(&self.config, delivery)?;
+        let record = Record::of(&self.config, self.declared.as_deref(), delivery)?;
         let producers = self.connected(deadline).await?;
         let about = About {
             topic: &record.topic,

@@ -221,7 +221,7 @@ impl Producers {
     }
 
     /// Sends a record and waits for its own outcome, until `deadline`.
-    pub(super) async fn send(&self, record: &Record, deadline: Instant) -> Result<(), Undelivered> {
+    pub(super) async fn send(&self, record: &Record<'_>, deadline: Instant) -> Result<(), Undelivered> {
         if self.is_narrow(&record.topic) {
             return self.send_alone(record, deadline).await;
         }
@@ -237,7 +237,7 @@ impl Producers {
         }
     }
 
-    async fn send_alone(&self, record: &Record, deadline: Instant) -> Result<(), Undelivered> {
+    async fn send_alone(&self, record: &Record<'_>, deadline: Instant) -> Result<(), Undelivered> {
         match self.single() {
             Some(single) => hand_over(single, record, deadline).await,
             None => Err(not_queued(RDKafkaErrorCode::CriticalSystemResource)),
@@ -385,11 +385,11 @@ fn start(config: &ClientConfig, link: &Arc<Link>, servers: &str) -> Result<Nativ
 }
 
 /// Gives a record to a producer and waits for its outcome.
-async fn hand_over(producer: &Native, record: &Record, deadline: Instant) -> Result<(), Undelivered> {
+async fn hand_over(producer: &Native, record: &Record<'_>, deadline: Instant) -> Result<(), Undelivered> {
     let receive = {
         let (answer, receive) = oneshot::channel();
         let mut wire = BaseRecord::with_opaque_to(&record.topic, Box::new(answer))
-            .payload(&*record.payload)
+            .payload(record.payload)
             .headers(record.wire_headers());
         if let Some(key) = &record.key {
             wire = wire.key(key.as_str());

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 
-use bytes::Bytes;
 use queuebox_core::{ports::Delivery, template::TemplateContext};
 use rdkafka::message::{Header, OwnedHeaders};
 
@@ -25,21 +24,28 @@ const ONE_HOP: [&str; 10] = [
     "content-encoding",
 ];
 
-/// A rendered message.
-pub(super) struct Record {
-    pub topic: String,
+/// A rendered message. It borrows what it can: this is done for every message.
+pub(super) struct Record<'a> {
+    pub topic: Cow<'a, str>,
     pub key: Option<String>,
-    pub payload: Bytes,
-    headers: Vec<(Cow<'static, str>, String)>,
+    pub payload: &'a [u8],
+    headers: Vec<(&'a str, Cow<'a, str>)>,
 }
 
-impl Record {
-    /// Renders `delivery` for this destination.
-    pub(super) fn of(config: &DestinationConfig, delivery: &Delivery) -> Result<Self, KafkaFault> {
+impl<'a> Record<'a> {
+    /// Renders `delivery` for this destination; `declared` is the topic, where it is always the same.
+    pub(super) fn of(
+        config: &'a DestinationConfig,
+        declared: Option<&'a str>,
+        delivery: &'a Delivery,
+    ) -> Result<Self, KafkaFault> {
         let context = TemplateContext::from(delivery);
-        let topic = config.topic.render(&context).ok_or(KafkaFault::EmptyTopic)?;
+        let topic = match declared {
+            Some(declared) => Cow::Borrowed(declared),
+            None => Cow::Owned(config.topic.render(&context).ok_or(KafkaFault::EmptyTopic)?),
+        };
         if !is_topic(&topic) {
-            return Err(KafkaFault::InvalidTopic { topic });
+            return Err(KafkaFault::InvalidTopic { topic: topic.into_owned() });
         }
         let key = match &delivery.routing_key {
             Some(route) => route.render(&context),
@@ -48,7 +54,7 @@ impl Record {
         Ok(Self {
             topic,
             key: Some(key).filter(|key| !key.is_empty()),
-            payload: delivery.payload.clone(),
+            payload: &delivery.payload,
             headers: headers_of(config, delivery),
         })
     }
@@ -62,31 +68,35 @@ impl Record {
 
     /// The headers in the library's form; made for each send because the library takes them.
     pub(super) fn wire_headers(&self) -> OwnedHeaders {
-        self.headers.iter().fold(OwnedHeaders::new_with_capacity(self.headers.len()), |headers, (name, value)| {
-            headers.insert(Header { key: name, value: Some(value.as_str()) })
-        })
+        let empty = OwnedHeaders::new_with_capacity(self.headers.len());
+        self.headers
+            .iter()
+            .fold(empty, |headers, (name, value)| headers.insert(Header { key: name, value: Some(value.as_bytes()) }))
     }
 }
 
 /// Order and precedence of contract 7.4: the destination's, the row's, the standard ones; a later one replaces an earlier
 /// one of the same name in any case.
-fn headers_of(config: &DestinationConfig, delivery: &Delivery) -> Vec<(Cow<'static, str>, String)> {
-    let mut headers: Vec<(Cow<'static, str>, String)> =
-        Vec::with_capacity(config.headers.len() + delivery.headers.len() + 3);
-    for (name, value) in &config.headers {
-        set(&mut headers, Cow::Owned(name.clone()), value.clone());
+fn headers_of<'a>(config: &'a DestinationConfig, delivery: &'a Delivery) -> Vec<(&'a str, Cow<'a, str>)> {
+    let attempt = if delivery.attempt == 0 { "0".into() } else { delivery.attempt.to_string().into() };
+    let standard: [(&'a str, Cow<'a, str>); 3] = [
+        ("x-message-id", delivery.id.to_string().into()),
+        ("x-topic", delivery.topic.as_str().into()),
+        ("x-attempt", attempt),
+    ];
+    let given = delivery.headers.iter().filter(|(name, _)| !is_one_hop(name));
+    let mut headers = Vec::with_capacity(config.headers.len() + delivery.headers.len() + standard.len());
+    for (name, value) in config.headers.iter().chain(given) {
+        set(&mut headers, name, value.as_str().into());
     }
-    for (name, value) in delivery.headers.iter().filter(|(name, _)| !is_one_hop(name)) {
-        set(&mut headers, Cow::Owned(name.clone()), value.clone());
+    for (name, value) in standard {
+        set(&mut headers, name, value);
     }
-    set(&mut headers, Cow::Borrowed("x-message-id"), delivery.id.to_string());
-    set(&mut headers, Cow::Borrowed("x-topic"), delivery.topic.clone());
-    set(&mut headers, Cow::Borrowed("x-attempt"), delivery.attempt.to_string());
     headers
 }
 
-fn set(headers: &mut Vec<(Cow<'static, str>, String)>, name: Cow<'static, str>, value: String) {
-    headers.retain(|(given, _)| !given.eq_ignore_ascii_case(&name));
+fn set<'a>(headers: &mut Vec<(&'a str, Cow<'a, str>)>, name: &'a str, value: Cow<'a, str>) {
+    headers.retain(|(given, _)| !given.eq_ignore_ascii_case(name));
     headers.push((name, value));
 }
 
@@ -109,6 +119,7 @@ fn is_topic(name: &str) -> bool {
 mod tests {
     use std::{sync::Arc, time::Duration};
 
+    use bytes::Bytes;
     use queuebox_core::{
         Uuid,
         template::{Address, Template, Vocabulary},
@@ -149,8 +160,9 @@ mod tests {
 
     #[test]
     fn header_precedence() {
-        let record = Record::of(&config("orders"), &delivery()).unwrap();
-        let headers: Vec<(&str, &str)> = record.headers.iter().map(|(name, value)| (&**name, value.as_str())).collect();
+        let (config, message) = (config("orders"), delivery());
+        let record = Record::of(&config, None, &message).unwrap();
+        let headers: Vec<(&str, &str)> = record.headers.iter().map(|(name, value)| (*name, &**value)).collect();
         assert_eq!(
             headers,
             [
@@ -164,23 +176,31 @@ mod tests {
         );
     }
 
+    fn topic_of(template: &str, message: &Delivery) -> Result<String, KafkaFault> {
+        Record::of(&config(template), None, message).map(|record| record.topic.into_owned())
+    }
+
+    fn key_of(message: &Delivery) -> Option<String> {
+        Record::of(&config("orders"), None, message).unwrap().key
+    }
+
     #[test]
     fn addresses_and_keys_from_templates() {
         let mut message = delivery();
-        assert_eq!(Record::of(&config("t-{{ payload.region }}"), &message).unwrap().topic, "t-eu");
-        assert_eq!(Record::of(&config("orders"), &message).unwrap().key.as_deref(), Some("k1"));
+        assert_eq!(topic_of("t-{{ payload.region }}", &message).as_deref(), Ok("t-eu"));
+        assert_eq!(key_of(&message).as_deref(), Some("k1"));
         message.routing_key = Some(Arc::new(Template::parse("{{ payload.region }}", Vocabulary::RoutingKey).unwrap()));
-        assert_eq!(Record::of(&config("orders"), &message).unwrap().key.as_deref(), Some("eu"));
+        assert_eq!(key_of(&message).as_deref(), Some("eu"));
         message.routing_key = Some(Arc::new(Template::parse("{{ payload.none }}", Vocabulary::RoutingKey).unwrap()));
-        assert_eq!(Record::of(&config("orders"), &message).unwrap().key, None);
+        assert_eq!(key_of(&message), None);
     }
 
     #[test]
     fn an_address_that_is_empty_or_no_topic_fails_the_attempt() {
         let message = delivery();
-        assert_eq!(Record::of(&config("{{ payload.none }}"), &message).err(), Some(KafkaFault::EmptyTopic));
+        assert_eq!(topic_of("{{ payload.none }}", &message), Err(KafkaFault::EmptyTopic));
         for bad in ["a b", "a/b", "..", &"x".repeat(250)] {
-            assert!(matches!(Record::of(&config(bad), &message), Err(KafkaFault::InvalidTopic { .. })), "{bad}");
+            assert!(matches!(topic_of(bad, &message), Err(KafkaFault::InvalidTopic { .. })), "{bad}");
         }
     }
 }
