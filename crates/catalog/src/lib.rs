@@ -24,7 +24,7 @@ use queuebox_engine::{
 
 pub use self::{
     source::{BrokerSource, HttpSourceParts, Sources, inbound_auth},
-    store::open_store,
+    store::{Opened, open_store},
 };
 
 /// Kinds of databases that this release serves.

@@ -4,17 +4,26 @@ use std::sync::Arc;
 
 use queuebox_api::{SecretResolver, checked};
 use queuebox_core::{Fault, ports::Store};
-use queuebox_postgres::{Capture, PostgresConfig, PostgresStore, Target, TlsMode};
+use queuebox_postgres::{Capture, PostgresConfig, PostgresStore, Target, TlsMode, WakeState};
 use queuebox_sql::names::{ColumnMapping, Names, Quote, TableNames};
 use queuebox_sqlite::{OnSent, SqliteConfig};
 
 use crate::secret;
 
+/// A database, and how its worker is woken.
+#[derive(Clone)]
+pub struct Opened {
+    /// The database.
+    pub store: Arc<dyn Store>,
+    /// LISTEN: `None` = not used, else whether it stands, or why not (contract 5.5).
+    pub capture: Arc<dyn Fn() -> Option<Result<(), String>> + Send + Sync>,
+}
+
 /// Opens the Relay's database. A server is not reached yet; SQLite's file is made if need be.
 ///
 /// # Errors
 /// A database that cannot be configured (an unreadable URL, a file that cannot be made).
-pub async fn open_store(relay: &checked::Relay, secrets: &Arc<dyn SecretResolver>) -> Result<Arc<dyn Store>, Fault> {
+pub async fn open_store(relay: &checked::Relay, secrets: &Arc<dyn SecretResolver>) -> Result<Opened, Fault> {
     match &relay.database.server {
         checked::DatabaseServer::Sqlite { path, busy_timeout } => {
             let names = Names::check(&table_names(&relay.database), Quote::Double, None)
@@ -26,10 +35,18 @@ pub async fn open_store(relay: &checked::Relay, secrets: &Arc<dyn SecretResolver
                 names,
                 on_sent: if deletes(relay) { OnSent::Delete } else { OnSent::Keep },
             };
-            Ok(Arc::new(queuebox_sqlite::open(config).await?))
+            let store = Arc::new(queuebox_sqlite::open(config).await?);
+            Ok(Opened { store, capture: Arc::new(|| None) })
         }
         checked::DatabaseServer::Postgres(server) => {
-            Ok(Arc::new(PostgresStore::open(postgres(relay, server, secrets)?)?))
+            let store = Arc::new(PostgresStore::open(postgres(relay, server, secrets)?)?);
+            let woken = store.clone();
+            let capture = Arc::new(move || match woken.wake_state() {
+                WakeState::Polling(_) => None,
+                WakeState::Listening => Some(Ok(())),
+                WakeState::Down(why) => Some(Err(why)),
+            });
+            Ok(Opened { store, capture })
         }
         other => Err(Fault::misconfigured("database_kind", format!("this release does not serve {}", other.kind()))),
     }

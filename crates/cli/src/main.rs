@@ -6,6 +6,7 @@ mod check;
 mod demo;
 mod generate;
 mod lab;
+mod letters;
 mod management;
 mod manifests;
 mod migrate;
@@ -48,6 +49,11 @@ enum Command {
     Check(check::Options),
     /// Bring the tables of the Relay's database to the newest version.
     Migrate(migrate::Options),
+    /// Dead letters: list, show, requeue, discard.
+    #[command(subcommand)]
+    Dead(letters::Dead),
+    /// Put finished rows back to pending: dead ones, or those of the states named.
+    Replay(letters::Change),
     /// Turn a classic queuebox.yml into manifests.
     Convert(manifests::ConvertOptions),
     /// Experiments that show why QueueBox exists.
@@ -71,6 +77,8 @@ async fn main() -> ExitCode {
         Command::Run(given) => serve::run(&given).await,
         Command::Check(options) => check::run(&options),
         Command::Migrate(options) => migrate::run(&options).await,
+        Command::Dead(command) => letters::dead(&command).await,
+        Command::Replay(change) => letters::replay_rows(&change).await,
         Command::Convert(options) => manifests::convert(&options),
         Command::Lab(lab) => lab::run(lab).await,
         Command::Demo(options) => demo::run(&options).await,

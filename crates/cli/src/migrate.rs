@@ -28,7 +28,7 @@ pub struct Options {
 /// The manifests, the database, or a schema that cannot be migrated.
 pub async fn run(options: &Options) -> anyhow::Result<()> {
     let loaded = manifests::load(&options.given)?;
-    let store = open_store(&loaded.relay, &loaded.secrets).await?;
+    let store = open_store(&loaded.relay, &loaded.secrets).await?.store;
     if let Some(role) = &options.print_grants {
         store.check().await?;
         for statement in store.grants(role) {

@@ -3,17 +3,21 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
-use queuebox_catalog::{BrokerSource, Catalog, HttpSourceParts, open_store};
+use queuebox_admin::Readiness;
+use queuebox_catalog::{BrokerSource, Catalog, HttpSourceParts, Opened, open_store};
 use queuebox_core::{
     Class, Fault,
-    ports::{Source, Store, schema::MigrateOptions},
+    ports::{
+        Source, Store,
+        schema::{MigrateOptions, SchemaReport},
+    },
 };
 use queuebox_engine::{
     metrics::Metrics,
     worker::{Worker, keeper::fresh_seed},
 };
 use queuebox_http::DataPort;
-use tokio::{net::TcpListener, task::JoinHandle, time::Instant};
+use tokio::{net::TcpListener, sync::watch, task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -58,7 +62,7 @@ pub struct Server {
     data_port: SocketAddr,
     management_port: SocketAddr,
     stop_receiving: CancellationToken,
-    ready: management::Ready,
+    ready: watch::Sender<Readiness>,
     tasks: Vec<JoinHandle<()>>,
     management: JoinHandle<()>,
 }
@@ -83,7 +87,8 @@ impl Server {
         let sources = catalog.sources()?;
         let worker_config = catalog.worker(version, host_name())?;
         let metrics = Arc::new(Metrics::new(env!("CARGO_PKG_VERSION"))?);
-        let store = database(&relay, &secrets).await?;
+        let (database, schema) = database(&relay, &secrets).await?;
+        let store = database.store.clone();
 
         let worker = Worker::start(worker_config, store.clone(), metrics.clone(), fresh_seed());
         let stop_receiving = CancellationToken::new();
@@ -100,18 +105,20 @@ impl Server {
 
         let (router, ready) = management::router(management::Parts {
             relay: relay.clone(),
-            store: store.clone(),
+            database,
+            schema,
             metrics,
-            state: worker.watch(),
+            worker: worker.watch(),
             pollers,
             secrets,
         })?;
         let management = tokio::spawn(async move {
-            if let Err(error) = axum::serve(management, router).await {
+            let service = router.into_make_service_with_connect_info::<SocketAddr>();
+            if let Err(error) = axum::serve(management, service).await {
                 tracing::error!(%error, "The management port ended.");
             }
         });
-        ready.set();
+        ready.send_replace(Readiness::Ready);
         Ok(Self {
             worker,
             store,
@@ -138,7 +145,7 @@ impl Server {
     /// Ends everything within the drain time-out, in the order of contract 12.4.
     pub async fn stop(self) {
         let deadline = Instant::now() + self.drain.timeout;
-        self.ready.stopping();
+        self.ready.send_replace(Readiness::Stopping);
         self.stop_receiving.cancel();
         // Claims end at once; requests are still accepted for a while, since routers lag behind.
         let left = self.drain.timeout.saturating_sub(Duration::from_millis(500));
@@ -195,12 +202,12 @@ fn host_name() -> String {
 async fn database(
     relay: &queuebox_api::checked::Relay,
     secrets: &Arc<dyn queuebox_api::SecretResolver>,
-) -> anyhow::Result<Arc<dyn Store>> {
+) -> anyhow::Result<(Opened, SchemaReport)> {
     let begun = Instant::now();
     let mut pause = DATABASE_PAUSE;
     loop {
         let fault = match open_database(relay, secrets).await {
-            Ok(store) => return Ok(store),
+            Ok(opened) => return Ok(opened),
             Err(fault) => fault,
         };
         if fault.class == Class::Misconfigured {
@@ -223,8 +230,9 @@ async fn database(
 async fn open_database(
     relay: &queuebox_api::checked::Relay,
     secrets: &Arc<dyn queuebox_api::SecretResolver>,
-) -> Result<Arc<dyn Store>, Fault> {
-    let store = open_store(relay, secrets).await?;
+) -> Result<(Opened, SchemaReport), Fault> {
+    let database = open_store(relay, secrets).await?;
+    let store = database.store.clone();
     let opened = async {
         store.ping().await?;
         if relay.database.migrate {
@@ -240,7 +248,7 @@ async fn open_database(
             for note in &report.notes {
                 tracing::info!("{note}");
             }
-            Ok(store)
+            Ok((database, report))
         }
         Err(fault) => {
             store.close().await;

@@ -1,0 +1,313 @@
+//! `queuebox dead` and `queuebox replay`: finished rows, under the rules of contract 11, straight on the Relay's database.
+
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand, ValueEnum};
+use comfy_table::{Table, presets::ASCII_MARKDOWN};
+use queuebox_admin::replay::{Caller, Request, Verb, discard, list, replay, show};
+use queuebox_api::checked;
+use queuebox_catalog::open_store;
+use queuebox_core::{
+    Uuid,
+    ports::{Scope, Store},
+};
+use serde_json::{Map, Value, json};
+
+use crate::manifests::{self, Given};
+
+/// `queuebox dead`.
+#[derive(Debug, Subcommand)]
+pub enum Dead {
+    /// Dead rows, newest first.
+    List(Find),
+    /// One row with its payload and headers, a parent with its children.
+    Show(Show),
+    /// Put dead rows back to pending.
+    Requeue(Change),
+    /// Delete dead rows. For a row of the inbox that ends its deduplication.
+    Discard(Change),
+}
+
+/// Which table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum TableName {
+    /// Messages to deliver.
+    #[default]
+    Outbox,
+    /// Received messages.
+    Inbox,
+}
+
+/// How a result is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Output {
+    /// For people.
+    #[default]
+    Text,
+    /// The JSON of the admin API.
+    Json,
+}
+
+/// Filters; all that are given hold.
+#[derive(Debug, Args)]
+pub struct Filters {
+    #[command(flatten)]
+    given: Given,
+
+    /// Which table.
+    #[arg(long, value_enum, default_value_t)]
+    table: TableName,
+
+    /// These rows. May be repeated.
+    #[arg(long = "id", value_name = "UUID")]
+    ids: Vec<String>,
+
+    /// In one of these states. May be repeated; without it `dead`.
+    #[arg(long = "state", value_name = "STATE")]
+    states: Vec<String>,
+
+    /// Outbox: with such a topic, patterns allowed. May be repeated.
+    #[arg(long = "topic", value_name = "PATTERN")]
+    topics: Vec<String>,
+
+    /// Outbox: for this destination.
+    #[arg(long, value_name = "NAME")]
+    destination: Option<String>,
+
+    /// Outbox: with this key.
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+
+    /// Inbox: from these sources. May be repeated.
+    #[arg(long = "source", value_name = "NAME")]
+    sources: Vec<String>,
+
+    /// Inbox: with this event type.
+    #[arg(long, value_name = "TYPE")]
+    event_type: Option<String>,
+
+    /// Inbox: with this aggregate.
+    #[arg(long, value_name = "ID")]
+    aggregate_id: Option<String>,
+
+    /// Inbox: push or pull.
+    #[arg(long, value_name = "WAY")]
+    consumption: Option<String>,
+
+    /// Dead for this reason, such as `attempts` or `no_route`.
+    #[arg(long, value_name = "CODE")]
+    code: Option<String>,
+
+    /// Created later than this, ISO 8601.
+    #[arg(long, value_name = "TIME")]
+    created_after: Option<String>,
+
+    /// Created earlier than this, ISO 8601.
+    #[arg(long, value_name = "TIME")]
+    created_before: Option<String>,
+
+    /// At most so many.
+    #[arg(long, value_name = "N")]
+    limit: Option<u64>,
+
+    /// How the result is printed.
+    #[arg(long, value_enum, default_value_t)]
+    output: Output,
+}
+
+/// `queuebox dead list`.
+#[derive(Debug, Args)]
+pub struct Find {
+    #[command(flatten)]
+    filters: Filters,
+
+    /// Go on where the last page ended.
+    #[arg(long, value_name = "CURSOR")]
+    cursor: Option<String>,
+}
+
+/// `queuebox dead show`.
+#[derive(Debug, Args)]
+pub struct Show {
+    #[command(flatten)]
+    given: Given,
+
+    /// Which table.
+    #[arg(long, value_enum, default_value_t)]
+    table: TableName,
+
+    /// Which row.
+    id: Uuid,
+}
+
+/// `queuebox dead requeue`, `queuebox dead discard`, `queuebox replay`.
+#[derive(Debug, Args)]
+pub struct Change {
+    #[command(flatten)]
+    filters: Filters,
+
+    /// Only say how many rows it would concern, with a sample.
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Inbox: also rows that hold a body which was never accepted (not_json, rejected).
+    #[arg(long)]
+    include_rejected: bool,
+}
+
+impl TableName {
+    fn scope(self) -> Scope {
+        match self {
+            Self::Outbox => Scope::Outbox,
+            Self::Inbox => Scope::Inbox,
+        }
+    }
+}
+
+impl Filters {
+    /// The fields of the same request to the admin API.
+    fn fields(&self) -> Map<String, Value> {
+        let mut fields = Map::new();
+        let lists = [("ids", &self.ids), ("state", &self.states), ("topics", &self.topics), ("sources", &self.sources)];
+        for (name, values) in lists {
+            if !values.is_empty() {
+                fields.insert(name.to_owned(), json!(values));
+            }
+        }
+        let texts = [
+            ("destination", &self.destination),
+            ("key", &self.key),
+            ("eventType", &self.event_type),
+            ("aggregateId", &self.aggregate_id),
+            ("consumption", &self.consumption),
+            ("code", &self.code),
+            ("createdAfter", &self.created_after),
+            ("createdBefore", &self.created_before),
+        ];
+        for (name, value) in texts {
+            if let Some(value) = value {
+                fields.insert(name.to_owned(), json!(value));
+            }
+        }
+        if let Some(limit) = self.limit {
+            fields.insert("limit".to_owned(), json!(limit));
+        }
+        fields
+    }
+
+    fn request(&self, verb: Verb, more: Map<String, Value>) -> anyhow::Result<Request> {
+        let mut fields = self.fields();
+        fields.extend(more);
+        Request::parse(self.table.scope(), verb, &fields).map_err(|error| manifests::WrongUsage(error.to_string()).into())
+    }
+}
+
+async fn open(given: &Given) -> anyhow::Result<(Arc<checked::Relay>, Arc<dyn Store>)> {
+    let loaded = manifests::load(given)?;
+    let store = open_store(&loaded.relay, &loaded.secrets).await?.store;
+    store.check().await.context("the database cannot be used")?;
+    Ok((loaded.relay, store))
+}
+
+/// Carries out `queuebox dead …`.
+///
+/// # Errors
+/// A filter that is wrong, or the database.
+pub async fn dead(command: &Dead) -> anyhow::Result<()> {
+    match command {
+        Dead::List(find) => print_list(find).await,
+        Dead::Show(one) => print_row(one).await,
+        Dead::Requeue(change) => apply(change, Verb::Replay, Some("dead")).await,
+        Dead::Discard(change) => apply(change, Verb::Discard, None).await,
+    }
+}
+
+/// Carries out `queuebox replay`.
+///
+/// # Errors
+/// As of [`dead`].
+pub async fn replay_rows(change: &Change) -> anyhow::Result<()> {
+    apply(change, Verb::Replay, None).await
+}
+
+async fn print_list(find: &Find) -> anyhow::Result<()> {
+    let more = find.cursor.iter().map(|cursor| ("cursor".to_owned(), json!(cursor))).collect();
+    let request = find.filters.request(Verb::List, more)?;
+    let (relay, store) = open(&find.filters.given).await?;
+    let page = list(store.as_ref(), &relay.routes, find.filters.table.scope(), &request).await?;
+    if find.filters.output == Output::Json {
+        println!("{}", serde_json::to_string(&page)?);
+        return Ok(());
+    }
+    if page.items.is_empty() {
+        println!("No such rows.");
+        return Ok(());
+    }
+    let mut table = Table::new();
+    table.load_style(ASCII_MARKDOWN).set_header(["id", "state", "topic", "key", "attempt", "why"]);
+    for item in &page.items {
+        let row = &item.0;
+        table.add_row([
+            row.id.to_string(),
+            row.state.as_str().to_owned(),
+            row.topic.clone().or_else(|| row.source.clone()).unwrap_or_default(),
+            row.key.clone().unwrap_or_default(),
+            row.attempt.to_string(),
+            row.last_error.clone().unwrap_or_default(),
+        ]);
+    }
+    println!("{table}");
+    if let Some(next) = serde_json::to_value(&page)?.get("next").and_then(Value::as_str) {
+        println!("More: --cursor {next}");
+    }
+    Ok(())
+}
+
+async fn print_row(one: &Show) -> anyhow::Result<()> {
+    let (_, store) = open(&one.given).await?;
+    let Some(entry) = show(store.as_ref(), one.table.scope(), one.id).await? else {
+        bail!("there is no row {} in the {:?} table", one.id, one.table);
+    };
+    println!("{}", serde_json::to_string_pretty(&entry)?);
+    Ok(())
+}
+
+async fn apply(change: &Change, verb: Verb, only_state: Option<&str>) -> anyhow::Result<()> {
+    let mut more = Map::new();
+    if change.dry_run {
+        more.insert("dryRun".to_owned(), json!(true));
+    }
+    if change.include_rejected {
+        more.insert("includeRejected".to_owned(), json!(true));
+    }
+    if let Some(state) = only_state {
+        more.insert("state".to_owned(), json!([state]));
+    }
+    let request = change.filters.request(verb, more)?;
+    let (relay, store) = open(&change.filters.given).await?;
+    let caller = Caller("command line".to_owned());
+    let table = change.filters.table.scope();
+    let outcome = match verb {
+        Verb::Discard => discard(store.as_ref(), &relay.routes, table, &request, &caller).await?,
+        _ => replay(store.as_ref(), &relay.routes, table, &request, &caller).await?,
+    };
+    if change.filters.output == Output::Json {
+        println!("{}", outcome.to_json());
+        return Ok(());
+    }
+    let word = if verb == Verb::Discard { "discarded" } else { "moved to pending" };
+    match &outcome.dry_run {
+        Some(found) => {
+            println!("{} row(s) of {} key(s) would be {word}. Nothing was done.", found.matched, found.keys);
+            for id in &found.sample {
+                println!("  {id}");
+            }
+        }
+        None => println!("{} row(s) {word}.", outcome.done),
+    }
+    if outcome.left_rejected > 0 {
+        println!("{} row(s) that were never accepted stayed; --include-rejected moves them.", outcome.left_rejected);
+    }
+    Ok(())
+}
