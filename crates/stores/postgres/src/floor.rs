@@ -100,8 +100,18 @@ impl Floor {
         }
     }
 
+    /// Forgets everything: the server may be another one now, whose ids and numbers have not come as far.
+    pub fn forget(&mut self) {
+        self.history.clear();
+        self.known = None;
+    }
+
     /// Takes in what a statement saw that read from the floor, or from the start.
     pub fn learn(&mut self, reader: Reader, seen: &Seen, extent: Extent) {
+        if self.history.back().is_some_and(|(own, _)| *own >= seen.own) {
+            // Ids only grow. A standby that was promoted behind our back, or two polls that overtook each other: begin anew.
+            return self.forget();
+        }
         let before = self.known.take();
         let carried = |id: i64| {
             before
@@ -131,9 +141,7 @@ impl Floor {
 
     /// Later lists hold no unlisted id below this xmax, so of the older polls only the last one below it is of use.
     fn remember(&mut self, seen: &Seen) {
-        if self.history.back().is_none_or(|(own, _)| *own < seen.own) {
-            self.history.push_back((seen.own, seen.counter.unwrap_or(START)));
-        }
+        self.history.push_back((seen.own, seen.counter.unwrap_or(START)));
         let xmax = self.known.as_ref().map_or(START, |known| known.xmax);
         while self.history.get(1).is_some_and(|(own, _)| *own < xmax) || self.history.len() > HISTORY_MAX {
             self.history.pop_front();
@@ -211,6 +219,15 @@ mod tests {
         assert_eq!(at.question(Reader { lanes: LaneSet::first(4), ..reader }).settled, 10);
         assert_eq!(at.question(Reader { lanes: LaneSet::first(9), ..reader }).settled, START);
         assert_eq!(at.question(Reader { token: Uuid::from_u128(2), lanes }).settled, START);
+    }
+
+    #[test]
+    fn ids_that_go_back_are_another_server() {
+        let mut at = Floor::default();
+        at.learn(READER, &seen(100, 10, 100, &[]), Extent::Whole);
+        at.learn(READER, &seen(110, 20, 110, &[]), Extent::Whole);
+        at.learn(READER, &seen(90, 8, 90, &[]), Extent::Whole);
+        assert_eq!(at.question(READER).settled, START);
     }
 
     #[test]

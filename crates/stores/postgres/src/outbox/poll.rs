@@ -476,11 +476,16 @@ impl PostgresStore {
         read: Option<&Read>,
     ) -> Result<Polled, Error> {
         let mut answer = match self.poll_guarded(fence, settles, read, true).await {
-            Err(Error::ReadOnly) => {
-                self.db.doubt();
-                return Err(Error::ReadOnly);
+            Err(error) => {
+                if matches!(error, Error::ReadOnly) {
+                    self.db.doubt();
+                }
+                if error.ends_connection() {
+                    self.floor().forget();
+                }
+                return Err(error);
             }
-            answer => answer?,
+            Ok(answer) => answer,
         };
         if let Some(read) = read.filter(|_| answer.cut) {
             // Rare: far more bytes are stored than text was counted, so the bound must be found by the text alone. What was

@@ -4,6 +4,7 @@
 
 mod harness;
 mod late;
+mod names;
 mod plans;
 mod server;
 mod version_11;
