@@ -26,8 +26,11 @@ use crate::{
     fault::{KafkaFault, Undelivered, reason_of},
 };
 
-/// Topics known to take smaller batches than we make, at most; beyond that they are learned again and again.
+/// At most so many topics are known to take smaller batches than we make.
 const NARROW_MAX: usize = 1024;
+
+/// After this time larger batches are tried again: the limit may have been raised.
+const NARROW_HOLDS: Duration = Duration::from_secs(600);
 
 /// Pause between two questions about a topic that is just being made.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
@@ -169,7 +172,7 @@ pub(super) struct Producers {
     batching: Native,
     single: OnceLock<Option<Native>>,
     /// Topics whose limit is below our batch size, so that their records go alone.
-    narrow: RwLock<HashMap<String, ()>>,
+    narrow: RwLock<HashMap<String, Instant>>,
     limits: tokio::sync::Mutex<HashMap<String, (Instant, Option<u64>)>>,
 }
 
@@ -221,7 +224,7 @@ impl Producers {
     }
 
     /// Sends a record and waits for its own outcome, until `deadline`.
-    pub(super) async fn send(&self, record: &Record<'_>, deadline: Instant) -> Result<(), Undelivered> {
+    pub(super) async fn send(self: &Arc<Self>, record: &Record<'_>, deadline: Instant) -> Result<(), Undelivered> {
         if self.is_narrow(&record.topic) {
             return self.send_alone(record, deadline).await;
         }
@@ -237,34 +240,42 @@ impl Producers {
         }
     }
 
-    async fn send_alone(&self, record: &Record<'_>, deadline: Instant) -> Result<(), Undelivered> {
-        match self.single() {
-            Some(single) => hand_over(single, record, deadline).await,
-            None => Err(not_queued(RDKafkaErrorCode::CriticalSystemResource)),
+    async fn send_alone(self: &Arc<Self>, record: &Record<'_>, deadline: Instant) -> Result<(), Undelivered> {
+        if self.single.get().is_none() {
+            let producers = self.clone();
+            let _ = tokio::task::spawn_blocking(move || producers.start_single()).await;
+        }
+        match self.single.get() {
+            Some(Some(single)) => hand_over(single, record, deadline).await,
+            _ => Err(not_queued(RDKafkaErrorCode::CriticalSystemResource)),
         }
     }
 
-    fn single(&self) -> Option<&Native> {
-        let made = self.single.get_or_init(|| {
+    /// Blocks like [`Producers::new`].
+    fn start_single(&self) {
+        self.single.get_or_init(|| {
             let mut config = self.config.clone();
             config.set("batch.num.messages", "1").set("linger.ms", "0");
             start(&config, &self.link, &self.servers)
                 .inspect_err(|fault| tracing::warn!(%fault, "no second Kafka producer"))
                 .ok()
         });
-        made.as_ref()
     }
 
     fn is_narrow(&self, topic: &str) -> bool {
-        self.narrow.read().unwrap_or_else(PoisonError::into_inner).contains_key(topic)
+        let narrow = self.narrow.read().unwrap_or_else(PoisonError::into_inner);
+        narrow.get(topic).is_some_and(|learned| learned.elapsed() < NARROW_HOLDS)
     }
 
     fn learn_narrow(&self, topic: &str) {
         let mut narrow = self.narrow.write().unwrap_or_else(PoisonError::into_inner);
-        if narrow.len() < NARROW_MAX && narrow.insert(topic.to_owned(), ()).is_none() {
+        if narrow.len() >= NARROW_MAX {
+            narrow.clear();
+        }
+        if narrow.insert(topic.to_owned(), Instant::now()).is_none() {
             tracing::info!(
                 topic,
-                "the topic takes smaller batches than QueueBox makes; its records are sent one by one"
+                "the topic takes smaller batches than QueueBox makes; its records are sent one by one for a while"
             );
         }
     }

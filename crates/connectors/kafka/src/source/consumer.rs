@@ -227,6 +227,10 @@ struct Session<'w> {
 
 impl<'w> Session<'w> {
     fn open(worker: &'w mut Worker) -> Result<Self, String> {
+        // The library would take it for a pattern over all topics.
+        if let Some(pattern) = worker.config.topics.iter().find(|topic| topic.starts_with('^')) {
+            return Err(format!("topic {pattern:?} is not a name for a Kafka topic"));
+        }
         let (mut native, fingerprint) = properties(&worker.config.cluster).map_err(|fault| fault.to_string())?;
         consumer_properties(&mut native, &worker.config);
         let group = Group::new(worker.config.auto_offset_reset);

@@ -9,10 +9,10 @@ use queuebox_kafka::KafkaDestination;
 
 use crate::support::{destination, world};
 
-/// The topic's limit counts for a whole batch: without care the 50 others would fail with the large one, and on a topic
+/// Row 55. The topic's limit counts for a whole batch: without care the 50 others would fail with the large one, and on a topic
 /// with a small limit they would fail by themselves as soon as enough of them are in flight.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn followers_and_others_are_sent() {
+async fn too_large_fails_alone() {
     let world = world().await;
     let direct = world.direct();
     let topic = direct.new_topic(1, &[("max.message.bytes", "20000")]).await;

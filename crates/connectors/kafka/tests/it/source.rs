@@ -183,3 +183,28 @@ async fn a_property_that_is_not_usable_is_told() {
     until("it is told", || async { running.is_down().await.contains("session.timeout.ms").then_some(()) }).await;
     tokio::time::timeout(Duration::from_secs(20), running.stop()).await.unwrap();
 }
+
+/// The consumer is made anew after an error that the library calls fatal: here another client takes its static membership.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fatal_error_is_survived() {
+    let world = world().await;
+    let direct = world.direct();
+    let (topic, group) = (direct.new_topic(1, &[]).await, unique("qb-"));
+    let mut config = source(world.cluster(), &group, &[&topic], 10);
+    config.cluster.properties.push(("group.instance.id".into(), "one".into()));
+    let running = start(config.clone());
+    running.is_up().await;
+    let thief = start(config);
+    thief.is_up().await;
+    let why = until("the first one was fenced", || async {
+        let why = running.is_down().await;
+        why.contains("failed").then_some(why)
+    })
+    .await;
+    assert!(why.contains(&group), "{why}");
+    thief.stop().await;
+    direct.produce(&topic, numbered(0, 0..5)).await;
+    running.intake.stores(5).await;
+    running.is_up().await;
+    running.stop().await;
+}
