@@ -19,10 +19,12 @@ use crate::support::{self, Client};
 /// Room for a machine that also compiles.
 const BACK: Duration = Duration::from_secs(60);
 
+type Outcomes = Vec<(Uuid, Result<(), Fault>)>;
+
 /// Publishes until told to stop; every call must end by itself.
 struct Flow {
     stop: Arc<AtomicBool>,
-    tasks: Vec<tokio::task::JoinHandle<Vec<(Uuid, Result<(), Fault>)>>>,
+    tasks: Vec<tokio::task::JoinHandle<Outcomes>>,
 }
 
 impl Flow {
@@ -48,7 +50,7 @@ impl Flow {
         Self { tasks: tasks.collect(), stop }
     }
 
-    async fn end(self) -> Vec<(Uuid, Result<(), Fault>)> {
+    async fn end(self) -> Outcomes {
         self.stop.store(true, SeqCst);
         join_all(self.tasks).await.into_iter().flat_map(|outcomes| outcomes.expect("no panic")).collect()
     }
