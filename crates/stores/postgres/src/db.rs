@@ -107,12 +107,12 @@ impl Db {
             Pooler::No => Mode::Direct,
             Pooler::Auto => self.look_for_pooler().await?,
         };
-        self.pool.set_connect_options(options(&self.config.target, mode)?);
+        self.pool.set_connect_options(options(&self.config.target, mode, self.config.statement_timeout)?);
         Ok(mode)
     }
 
     async fn look_for_pooler(&self) -> Result<Mode, Error> {
-        let direct = options(&self.config.target, Mode::Direct)?;
+        let direct = options(&self.config.target, Mode::Direct, self.config.statement_timeout)?;
         let opened = tokio::time::timeout(self.config.connect_timeout, direct.connect()).await;
         let mut conn = match opened.map_err(|_| Error::Timeout(self.config.connect_timeout))? {
             Ok(conn) => conn,
@@ -152,7 +152,7 @@ impl Db {
 
     /// Why no connection could be opened; the pool itself only says that time ran out.
     async fn reason(&self, mode: Mode) -> Error {
-        let options = match options(&self.config.target, mode) {
+        let options = match options(&self.config.target, mode, self.config.statement_timeout) {
             Ok(options) => options,
             Err(error) => return error,
         };
@@ -170,7 +170,7 @@ impl Db {
         let now = secrets(&self.config.target)?;
         let mut used = self.secrets.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if *used != now {
-            self.pool.set_connect_options(options(&self.config.target, mode)?);
+            self.pool.set_connect_options(options(&self.config.target, mode, self.config.statement_timeout)?);
             *used = now;
         }
         Ok(())
@@ -375,7 +375,7 @@ fn secrets(target: &Target) -> Result<Vec<Option<String>>, Error> {
 }
 
 /// Options of a new connection. Time zone UTC is the driver's own start-up parameter, which poolers keep track of.
-pub fn options(target: &Target, mode: Mode) -> Result<PgConnectOptions, Error> {
+pub fn options(target: &Target, mode: Mode, statement_timeout: Duration) -> Result<PgConnectOptions, Error> {
     let [password, ca, cert, key] = <[Option<String>; 4]>::try_from(secrets(target)?).unwrap_or_default();
     let mut options = PgConnectOptions::new_without_pgpass()
         .host(&target.host)
@@ -402,7 +402,9 @@ pub fn options(target: &Target, mode: Mode) -> Result<PgConnectOptions, Error> {
         options = options.ssl_client_cert_from_pem(cert).ssl_client_key_from_pem(key);
     }
     if mode == Mode::Direct {
-        options = options.options(SETTINGS);
+        // We close a connection that does not answer, but its server process would go on waiting for its lock, and be joined by
+        // another one at each try.
+        options = options.options(SETTINGS).options([("statement_timeout", statement_timeout.as_millis())]);
     }
     Ok(options)
 }

@@ -425,7 +425,7 @@ impl PostgresStore {
             Capture::Auto(Some(target)) => (**target).clone(),
         };
         // Nothing of what the hot path sets is wanted there, and a listener runs no statement.
-        self.wake.want(Arc::new(move || options(&target, Mode::Pooled)));
+        self.wake.want(Arc::new(move || options(&target, Mode::Pooled, Duration::ZERO)));
     }
 
     async fn check_all(&self) -> Result<SchemaReport, Error> {

@@ -301,3 +301,21 @@ async fn a_row_that_a_trigger_refuses_harms_nobody() {
     h.execute("DROP TRIGGER refuse ON inbox").await;
     assert_eq!(store.admit(&batch[13..14]).await.unwrap(), [Admitted::New(batch[13].id)]);
 }
+
+/// A statement that waits too long is given up on both sides: no server process is left waiting behind a connection that we closed.
+#[tokio::test]
+async fn a_waiting_statement_is_given_up_on_both_sides() {
+    let h = PostgresHarness::start(Setup::default()).await;
+    let config = PostgresConfig { statement_timeout: Duration::from_millis(500), ..h.config() };
+    let store = PostgresStore::open(config).unwrap();
+    store.check().await.unwrap();
+    let mut open = h.begin().await;
+    open.execute("LOCK TABLE inbox IN ACCESS EXCLUSIVE MODE").await;
+    let fault = store.admit(&[message("1")]).await.unwrap_err();
+    assert_eq!(fault.class, Class::Transient, "{fault}");
+    let waiting = "SELECT count(*)::text FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'queuebox' \
+                   AND wait_event_type = 'Lock'";
+    queuebox_testkit::eventually("nobody waits", SOON, async || (h.one(waiting).await == "0").then_some(())).await;
+    open.rollback().await;
+    assert!(matches!(store.admit(&[message("1")]).await.unwrap()[..], [Admitted::New(_)]));
+}
