@@ -1,6 +1,11 @@
 //! The built program between real peers. `scenarios` are the rows of `docs/conformance.md` by name, `cases` the faults of
 //! `docs/cases.md`, each with its neighbours.
 
+// Helpers of tests may unwrap like tests.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+// Each scenario uses a part of the helpers.
+#![allow(dead_code)]
+
 mod cases;
 mod scenarios;
 mod support;

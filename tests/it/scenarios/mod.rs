@@ -1,1 +1,7 @@
 //! One module per section of `docs/conformance.md`.
+
+mod fan_out;
+mod inbound;
+mod order;
+mod relay;
+mod sending;

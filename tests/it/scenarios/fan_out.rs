@@ -1,0 +1,1 @@
+//! Section F: fan-out.

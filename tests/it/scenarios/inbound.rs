@@ -1,0 +1,1 @@
+//! Section A, C and K: what comes in.

@@ -1,0 +1,1 @@
+//! Section D: the relay.

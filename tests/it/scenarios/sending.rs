@@ -1,0 +1,1 @@
+//! Section E: sending over HTTP.
