@@ -6,6 +6,7 @@ mod harness;
 mod late;
 mod names;
 mod plans;
+mod retention;
 mod server;
 mod version_11;
 mod worker;

@@ -1,0 +1,58 @@
+//! Retention over more pages than one window, by several workers at once (contract 11, cases D31 and D32).
+
+use queuebox_conformance::store::{Setup, StoreHarness};
+use queuebox_core::{
+    message::State,
+    ports::{Ledger, Scope, outbox::PruneRule, schema::Schema},
+};
+use queuebox_postgres::PostgresStore;
+
+use crate::harness::PostgresHarness;
+
+const FILL: &str = "INSERT INTO outbox (topic, payload, state, updated_at) SELECT 't', to_jsonb(repeat('x', 200)), \
+                    CASE WHEN n % 50 = 0 THEN 'pending' WHEN n % 50 = 1 THEN 'dead' ELSE 'sent' END, \
+                    CASE WHEN n % 50 < 3 THEN now() ELSE now() - interval '40 days' END FROM generate_series(1, 40000) n";
+
+/// Batches until a pass finds nothing; returns what went.
+async fn prune(store: &PostgresStore, rule: PruneRule) -> u64 {
+    let mut gone = 0;
+    loop {
+        match store.prune(Scope::Outbox, State::Sent, rule, 3_000).await.unwrap() {
+            0 => return gone,
+            some => gone += some,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn d31_a_pass_over_the_whole_table_is_shared() {
+    let h = PostgresHarness::start(Setup::default()).await;
+    h.execute(FILL).await;
+    let blocks = "SELECT (pg_relation_size('outbox') / 8192 > 2 * 1024)::text";
+    assert_eq!(h.one(blocks).await, "true", "more than two windows");
+    let stores = [h.open(), h.open()];
+    for store in &stores {
+        store.check().await.unwrap();
+    }
+    let month = PruneRule::OlderThan(30 * 24 * 3_600_000);
+    let gone = futures::future::join_all(stores.iter().map(|store| prune(store, month))).await;
+    assert_eq!(gone.into_iter().sum::<u64>(), 40_000 / 50 * 47);
+    let left = h.column_of("SELECT state || count(*) FROM outbox GROUP BY state ORDER BY state").await;
+    assert_eq!(left, ["dead800", "pending800", "sent800"]);
+    // The next rows are found wherever the pass stopped.
+    h.execute("UPDATE outbox SET updated_at = now() - interval '31 days' WHERE state = 'sent'").await;
+    assert_eq!(prune(&stores[0], month).await, 800);
+    assert_eq!(stores[1].prune(Scope::Outbox, State::Pending, month, 10).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn all_but_the_newest_go() {
+    let h = PostgresHarness::start(Setup::default()).await;
+    let store = h.open();
+    store.check().await.unwrap();
+    h.execute("INSERT INTO outbox (topic, payload, state, updated_at) SELECT 't', '1', 'sent', now() - n * interval '1 s' FROM generate_series(1, 5000) n")
+        .await;
+    assert_eq!(prune(&store, PruneRule::Beyond(100)).await, 4_900);
+    let oldest = h.one("SELECT (max(now() - updated_at) < interval '200 s')::text FROM outbox").await;
+    assert_eq!(oldest, "true");
+}
