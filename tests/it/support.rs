@@ -137,8 +137,7 @@ impl Db {
                 rows.iter().map(|row| serde_json::from_str(row).unwrap()).collect()
             }
             Pool::Sqlite(pool) => {
-                let rows =
-                    sqlx::query(AssertSqlSafe(sql.to_owned())).fetch_all(pool).await.unwrap_or_else(|e| fail(e));
+                let rows = sqlx::query(AssertSqlSafe(sql.to_owned())).fetch_all(pool).await.unwrap_or_else(|e| fail(e));
                 rows.iter().map(sqlite_object).collect()
             }
         }
@@ -416,15 +415,8 @@ impl World {
             "admin": { "enabled": true, "insecure": true },
         });
         let environment = vec![("DATABASE_URL".to_owned(), db.address.clone())];
-        let world = World {
-            db,
-            receiver,
-            folder,
-            relay,
-            others: BTreeMap::new(),
-            environment,
-            workers: Mutex::default(),
-        };
+        let world =
+            World { db, receiver, folder, relay, others: BTreeMap::new(), environment, workers: Mutex::default() };
         let url = world.receiver.url_for("/events");
         world.destination("receiver", json!({ "http": { "url": url } }))
     }
@@ -602,7 +594,8 @@ impl Worker {
     /// [`Worker::post`] with headers.
     pub async fn post_with(&self, source: &str, headers: &[(&str, &str)], body: impl Into<String>) -> Answered {
         let url = self.url(&format!("/inbox/{source}"));
-        let request = headers.iter().fold(self.client.post(url), |request, (name, value)| request.header(*name, *value));
+        let request =
+            headers.iter().fold(self.client.post(url), |request, (name, value)| request.header(*name, *value));
         Answered::of(request.body(body.into())).await
     }
 

@@ -5,3 +5,4 @@ mod inbound;
 mod order;
 mod relay;
 mod sending;
+pub mod claims;
