@@ -114,6 +114,7 @@ pub struct Database {
 /// A kind of database. SQL Server and MySQL are refused by the checks of this release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
+#[allow(clippy::large_enum_variant, reason = "there is one of it in a process")]
 pub enum DatabaseServer {
     /// PostgreSQL.
     Postgres(Server),

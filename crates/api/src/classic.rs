@@ -68,6 +68,7 @@ pub struct Classic {
 ///
 /// # Errors
 /// Nothing found; the problem names the places.
+#[allow(clippy::result_large_err, reason = "called once, at start")]
 pub fn find_file(given: Option<&Path>, variable: Option<&str>) -> Result<PathBuf, Problem> {
     let named = given.map(Path::to_owned).or_else(|| variable.filter(|it| !it.is_empty()).map(PathBuf::from));
     match named {

@@ -217,7 +217,7 @@ impl Found<'_> {
                     self.problem("apiVersion", format!("{version:?} is unknown")).hint(format!("write {API_VERSION}"));
                 self.manifests.problems.push(problem);
             }
-            (version, kind) if is_ours(version) => self.unknown_kind(&kind.to_owned()),
+            (version, kind) if is_ours(version) => self.unknown_kind(kind),
             (version, _) => {
                 let warning =
                     self.problem("apiVersion", format!("{version:?} is none of QueueBox; the manifest is left out"));

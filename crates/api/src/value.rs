@@ -80,7 +80,7 @@ fn write_measure(value: u64, units: &[(&str, u64)], unit_of_zero: &str) -> Strin
     if value == 0 {
         return format!("0{unit_of_zero}");
     }
-    let whole = units.iter().rev().find(|(_, factor)| value % factor == 0 && value / factor < 1_000_000_000);
+    let whole = units.iter().rev().find(|(_, factor)| value.is_multiple_of(*factor) && value / factor < 1_000_000_000);
     let (unit, factor) = whole.copied().unwrap_or(units[0]);
     format!("{}{unit}", value / factor)
 }

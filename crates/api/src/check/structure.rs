@@ -14,8 +14,11 @@ use crate::{
     },
 };
 
+/// Accepts a text, or says what is expected.
+pub(crate) type Check = fn(&str) -> Result<(), String>;
+
 /// A pattern of the schemas as a function: the local checks need no regular expressions. `Err` says what is expected.
-pub(crate) fn pattern(pattern: &str) -> Option<fn(&str) -> Result<(), String>> {
+pub(crate) fn pattern(pattern: &str) -> Option<Check> {
     Some(match pattern {
         DURATION_PATTERN => |text| parse_duration(text).map(|_| ()).map_err(|error| error.to_string()),
         POSITIVE_DURATION_PATTERN => |text| match parse_duration(text) {

@@ -1,5 +1,7 @@
 //! `Destination`: a named exit (contract 13.3).
 
+#![allow(clippy::duplicated_attributes, reason = "each printer column has a name and a type")]
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;

@@ -1,5 +1,7 @@
 //! `Relay`: one database with its tables, routes and workers (contract 13.4).
 
+#![allow(clippy::duplicated_attributes, reason = "each printer column has a name and a type")]
+
 use std::{borrow::Cow, collections::BTreeMap};
 
 use kube::CustomResource;

@@ -1,5 +1,7 @@
 //! `Source`: a named entrance (contract 13.2).
 
+#![allow(clippy::duplicated_attributes, reason = "each printer column has a name and a type")]
+
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
