@@ -1,14 +1,21 @@
 //! Kafka in KRaft mode: one node that is broker and controller.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::child::{Launch, Signal};
 use crate::packages::{kafka_libs, on_path, run};
-use crate::shared::{Peer, Server, blocking, process_methods, process_wide};
+use crate::proxy::Proxy;
+use crate::shared::{Peer, Server, blocking, process_methods, process_wide, root};
+use crate::wait::until;
+
+/// So many tests, of all processes together, may have a proxy in front of one broker at a time.
+const WAYS: usize = 3;
 
 /// A running Kafka broker. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -19,6 +26,15 @@ pub struct Kafka {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct State {
     port: u16,
+    ways: Vec<Way>,
+}
+
+/// A listener for clients that come through a proxy. Kafka tells its clients where to connect, so the proxy's port is fixed
+/// when the broker starts.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct Way {
+    proxy: u16,
+    behind: u16,
 }
 
 impl Peer for State {
@@ -27,11 +43,12 @@ impl Peer for State {
     fn prepare(folder: &Path) -> Result<(Launch, Self)> {
         let java = on_path("java")?;
         let classes = class_path()?;
-        let state = State { port: crate::free_port() };
+        let ways = (0..WAYS).map(|_| Way { proxy: crate::free_port(), behind: crate::free_port() }).collect();
+        let state = State { port: crate::free_port(), ways };
         let config = folder.join("server.properties");
         let data = folder.join("data");
         std::fs::create_dir_all(&data)?;
-        std::fs::write(&config, properties(state.port, crate::free_port(), &data))?;
+        std::fs::write(&config, properties(&state, crate::free_port(), &data))?;
         let at = config.to_string_lossy().into_owned();
         let log =
             std::fs::write(folder.join("log4j2.properties"), LOGGING).map(|()| folder.join("log4j2.properties"))?;
@@ -76,12 +93,20 @@ fn class_path() -> Result<String> {
     Ok(kafka_libs()?.join("*").to_string_lossy().into_owned())
 }
 
-fn properties(port: u16, controller: u16, data: &Path) -> String {
+fn properties(state: &State, controller: u16, data: &Path) -> String {
+    let port = state.port;
+    let (mut listeners, mut advertised, mut protocols) = (String::new(), String::new(), String::new());
+    for (n, way) in state.ways.iter().enumerate() {
+        listeners += &format!(",PROXY{n}://127.0.0.1:{}", way.behind);
+        advertised += &format!(",PROXY{n}://127.0.0.1:{}", way.proxy);
+        protocols += &format!(",PROXY{n}:PLAINTEXT");
+    }
     format!(
         "process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:{controller}\n\
-         listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
-         advertised.listeners=PLAINTEXT://127.0.0.1:{port}\ncontroller.listener.names=CONTROLLER\n\
-         listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT\nlog.dirs={}\n\
+         listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{listeners}\n\
+         advertised.listeners=PLAINTEXT://127.0.0.1:{port}{advertised}\ncontroller.listener.names=CONTROLLER\n\
+         listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}\n\
+         inter.broker.listener.name=PLAINTEXT\nlog.dirs={}\n\
          num.partitions=1\ndefault.replication.factor=1\noffsets.topic.replication.factor=1\n\
          offsets.topic.num.partitions=4\ntransaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n\
          transaction.state.log.num.partitions=4\nshare.coordinator.state.topic.replication.factor=1\n\
@@ -92,6 +117,13 @@ fn properties(port: u16, controller: u16, data: &Path) -> String {
          controlled.shutdown.max.retries=1\ncontrolled.shutdown.retry.backoff.ms=200\n",
         data.display()
     )
+}
+
+/// `more` lines for a file of properties; `{name}` in them is the value that `name` has in `text`.
+fn filled(text: &str, more: &str) -> String {
+    text.lines().filter_map(|line| line.split_once('=')).fold(more.to_string(), |more, (name, value)| {
+        more.replace(&format!("{{{name}}}"), value)
+    })
 }
 
 /// The Kafka broker that all tests share. Tests keep apart by [`Kafka::prefix`] in the names of topics and groups.
@@ -110,15 +142,17 @@ pub async fn private_kafka() -> Kafka {
     private_kafka_with("").await
 }
 
-/// [`private_kafka`] with more lines for `server.properties`; a later line wins.
+/// [`private_kafka`] with more lines for `server.properties`; a later line wins, and `{name}` stands for the value before:
+/// `listeners={listeners},SASL://127.0.0.1:1234`.
 pub async fn private_kafka_with(properties: &str) -> Kafka {
     crate::init();
     let more = properties.to_string();
     let server = blocking(move || {
         Server::private(|folder, _, _| {
             let file = folder.join("server.properties");
-            let text = std::fs::read_to_string(&file)? + &more;
-            Ok(std::fs::write(&file, text)?)
+            let text = std::fs::read_to_string(&file)?;
+            let more = filled(&text, &more);
+            Ok(std::fs::write(&file, text + &more)?)
         })
     });
     Kafka { server: server.await.unwrap_or_else(|error| panic!("{error:#}")) }
@@ -135,6 +169,15 @@ impl Kafka {
     /// `127.0.0.1:PORT`, for `bootstrap.servers`.
     pub fn bootstrap(&self) -> String {
         format!("127.0.0.1:{}", self.port())
+    }
+
+    /// A proxy in front of this broker, for this test alone; waits until one is free. Clients of [`KafkaProxy::bootstrap`]
+    /// are told to connect to it, and to nothing else.
+    pub async fn proxy(&self) -> KafkaProxy {
+        let ways = self.server.peer.ways.clone();
+        let taken = blocking(move || until(Duration::from_secs(240), || take(&ways)));
+        let (way, claim) = taken.await.unwrap_or_else(|error| panic!("no proxy is free: {error:#}"));
+        KafkaProxy { proxy: Proxy::on(way.proxy, way.behind).await, _claim: claim }
     }
 
     /// A prefix for the names of topics and groups that no other test uses.
@@ -163,4 +206,39 @@ impl Kafka {
         });
         output.await.unwrap_or_else(|error| panic!("{error:#}"))
     }
+}
+
+/// A [`Proxy`] in front of a Kafka broker.
+#[derive(Debug)]
+pub struct KafkaProxy {
+    // Ends before its port is given free.
+    proxy: Proxy,
+    _claim: File,
+}
+
+impl KafkaProxy {
+    /// `127.0.0.1:PORT`, for `bootstrap.servers`.
+    pub fn bootstrap(&self) -> String {
+        format!("127.0.0.1:{}", self.proxy.port())
+    }
+}
+
+impl std::ops::Deref for KafkaProxy {
+    type Target = Proxy;
+
+    fn deref(&self) -> &Proxy {
+        &self.proxy
+    }
+}
+
+/// The first way that nobody uses, here or in another process.
+fn take(ways: &[Way]) -> Result<(Way, File)> {
+    for way in ways {
+        let claim = File::create(root()?.join(format!("kafka-way-{}", way.proxy)))?;
+        // The listener of the proxy before may take a moment to go.
+        if claim.try_lock().is_ok() && std::net::TcpListener::bind(("127.0.0.1", way.proxy)).is_ok() {
+            return Ok((*way, claim));
+        }
+    }
+    anyhow::bail!("all {} are in use", ways.len())
 }

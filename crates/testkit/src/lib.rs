@@ -28,7 +28,7 @@ mod tls;
 mod wait;
 
 pub use child::Signal;
-pub use kafka::{Kafka, kafka, private_kafka, private_kafka_with, try_kafka};
+pub use kafka::{Kafka, KafkaProxy, kafka, private_kafka, private_kafka_with, try_kafka};
 pub use kubernetes::{Kubernetes, kubernetes, private_kubernetes, try_kubernetes};
 pub use nats::{Nats, nats, private_nats, private_nats_with, try_nats};
 pub use packages::{cache_dir, target_dir, workspace_root};

@@ -9,16 +9,17 @@ use queuebox_conformance::{
 };
 use queuebox_core::ports::{Destination, Source};
 use queuebox_kafka::{KafkaDestination, KafkaSource};
-use queuebox_testkit::{ProxyMode, unique};
+use queuebox_testkit::{KafkaProxy, ProxyMode, unique};
 
-use crate::support::{self, Borrowed, Direct, Record, world};
+use crate::support::{self, Direct, Guarded, Record, plain, world};
 
 /// A topic behind a proxy.
 struct Harness {
-    proxy: Borrowed,
+    proxy: KafkaProxy,
     direct: Direct,
     topic: String,
     group: String,
+    guarded: tokio::sync::OnceCell<Guarded>,
 }
 
 impl Harness {
@@ -27,7 +28,7 @@ impl Harness {
         let proxy = world.proxy().await;
         let direct = world.direct();
         let topic = direct.new_topic(1, &[]).await;
-        Self { proxy, direct, topic, group: unique("qb-") }
+        Self { proxy, direct, topic, group: unique("qb-"), guarded: tokio::sync::OnceCell::new() }
     }
 
     fn disturb(&self, trouble: Trouble) {
@@ -51,9 +52,12 @@ impl DestinationHarness for Harness {
 
     async fn destination(&self, which: Which) -> Arc<dyn Destination> {
         let config = match which {
-            Which::Working => support::destination(self.proxy.cluster(), &self.topic, TIMEOUT),
-            Which::MissingObject => support::destination(self.proxy.cluster(), &unique("missing-"), TIMEOUT),
-            Which::WrongSecret => support::destination(world().await.sasl_cluster(CANARY), &self.topic, TIMEOUT),
+            Which::Working => support::destination(plain(self.proxy.bootstrap()), &self.topic, TIMEOUT),
+            Which::MissingObject => support::destination(plain(self.proxy.bootstrap()), &unique("missing-"), TIMEOUT),
+            Which::WrongSecret => {
+                let guarded = self.guarded.get_or_init(Guarded::start).await;
+                support::destination(guarded.sasl_cluster(CANARY), &self.topic, TIMEOUT)
+            }
         };
         Arc::new(KafkaDestination::new(config))
     }
@@ -79,7 +83,7 @@ impl SourceHarness for Harness {
 
     async fn source(&self) -> Arc<dyn Source> {
         let limit = u32::try_from(UNACKNOWLEDGED_MAX).unwrap();
-        Arc::new(KafkaSource::new(support::source(self.proxy.cluster(), &self.group, &[&self.topic], limit)))
+        Arc::new(KafkaSource::new(support::source(plain(self.proxy.bootstrap()), &self.group, &[&self.topic], limit)))
     }
 
     async fn publish(&self, messages: Vec<Outgoing>) {

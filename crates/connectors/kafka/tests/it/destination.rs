@@ -12,7 +12,7 @@ use queuebox_core::{
 use queuebox_kafka::KafkaDestination;
 use queuebox_testkit::{ProxyMode, unique};
 
-use crate::support::{destination, world};
+use crate::support::{destination, plain, world};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -176,7 +176,7 @@ async fn a_record_does_not_outlive_its_lease_in_the_clients_queue() {
     let world = world().await;
     let direct = world.direct();
     let (proxy, topic) = (world.proxy().await, direct.new_topic(1, &[]).await);
-    let kafka = KafkaDestination::new(destination(proxy.cluster(), &topic, TIMEOUT));
+    let kafka = KafkaDestination::new(destination(plain(proxy.bootstrap()), &topic, TIMEOUT));
     bounded("publish", kafka.publish(delivery(0))).await.unwrap();
     // The first one is on the wire, with a time that is long; what comes after it waits in the client.
     proxy.set(ProxyMode::Stall);

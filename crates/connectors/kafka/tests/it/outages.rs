@@ -17,7 +17,7 @@ use queuebox_core::{Class, Uuid, ports::Destination};
 use queuebox_kafka::{KafkaDestination, KafkaSource};
 use queuebox_testkit::{Kafka, private_kafka, unique};
 
-use crate::support::{Direct, destination, numbered, source};
+use crate::support::{Direct, destination, numbered, plain, source};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -93,8 +93,7 @@ async fn broker() -> (Kafka, Direct, String) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_stopped_and_frozen_under_load() {
     let (kafka, direct, topic) = broker().await;
-    let mut config = destination(queuebox_kafka::Cluster::default(), &topic, TIMEOUT);
-    config.cluster.bootstrap_servers = kafka.bootstrap();
+    let config = destination(plain(kafka.bootstrap()), &topic, TIMEOUT);
     let group = unique("qb-");
     let inbound = direct.new_topic(2, &[]).await;
     let running = Running::start(
@@ -144,13 +143,12 @@ async fn killed_stopped_and_frozen_under_load() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn broker_down_spends_no_attempt() {
     let (kafka, direct, topic) = broker().await;
-    let mut config = destination(queuebox_kafka::Cluster::default(), &topic, TIMEOUT);
-    config.cluster.bootstrap_servers = kafka.bootstrap();
+    let config = destination(plain(kafka.bootstrap()), &topic, TIMEOUT);
     let out = Arc::new(KafkaDestination::new(config));
     bounded("publish", out.publish(delivery(0))).await.unwrap();
     kafka.kill9().await;
     until("it is noticed", || async { out.probe().await.err() }).await;
-    for n in 0..5 {
+    for n in 0..2 {
         let fault = bounded("publish", out.publish(delivery(n))).await.expect_err("nobody is there");
         assert_eq!(fault.class, Class::NotConnected, "{fault}");
     }

@@ -1,10 +1,7 @@
-//! One Kafka for all tests of this binary, a way past it and a way through a proxy, and a client that shows what it holds.
+//! The Kafka that all tests share, past and through a proxy, one with logins and certificates, and a client that shows what a
+//! broker holds.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use queuebox_conformance::destination::Arrived;
 use queuebox_core::{
@@ -12,7 +9,7 @@ use queuebox_core::{
     template::{Address, Template, Vocabulary},
 };
 use queuebox_kafka::{Cluster, DestinationConfig, OffsetReset, Sasl, Secret, SecurityProtocol, SourceConfig, Tls};
-use queuebox_testkit::{Authority, Kafka, Proxy, ProxyMode, free_port, private_kafka, unique};
+use queuebox_testkit::{Authority, Kafka, KafkaProxy, free_port, kafka, private_kafka_with, unique};
 use rdkafka::{
     ClientConfig, Offset, TopicPartitionList,
     admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication},
@@ -21,7 +18,6 @@ use rdkafka::{
     message::{Header, Headers, Message, OwnedHeaders},
     producer::{FutureProducer, FutureRecord},
 };
-use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 
 /// A password with everything that URLs, shells and property files trip over (case D39).
 pub const PASSWORD: &str = "p@s:s/w%o#r?d&[é]'\"\\;=%41";
@@ -29,116 +25,22 @@ pub const PASSWORD: &str = "p@s:s/w%o#r?d&[é]'\"\\;=%41";
 /// User of [`PASSWORD`].
 pub const USER: &str = "app";
 
-/// Proxies in front of the broker: so many tests may disturb their connections at a time.
-const PROXIES: usize = 3;
-
-/// The broker of this test binary.
-pub struct World {
-    kafka: Kafka,
-    sasl_port: u16,
-    tls_port: u16,
-    /// Who signed the broker's certificate, and admits clients.
-    pub authority: Authority,
-    proxies: Mutex<Vec<Arc<Proxy>>>,
-    free: Arc<Semaphore>,
-    /// Runs the proxies, which outlive the runtime of a single test.
-    _runtime: tokio::runtime::Runtime,
-}
-
-/// The broker, started by the first test that needs it.
-pub async fn world() -> &'static World {
-    static WORLD: OnceCell<World> = OnceCell::const_new();
+/// The broker that all tests share.
+pub async fn world() -> World {
     // `RUST_LOG=queuebox_kafka=debug,librdkafka=debug` shows what happened in a test that fails.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .with_test_writer()
         .try_init();
-    WORLD.get_or_init(World::start).await
+    World { kafka: kafka().await }
 }
 
-/// A broker with listeners of its own for logins and for each proxy. Kafka tells its clients where to connect, so that what
-/// stands in front of it must be known when it starts.
-async fn start_broker(proxied: &[u16], sasl_port: u16, tls_port: u16, authority: &Authority) -> Kafka {
-    let kafka = private_kafka().await;
-    let folder = kafka.log().parent().expect("the log's folder").to_path_buf();
-    let file = folder.join("server.properties");
-    let text = std::fs::read_to_string(&file).unwrap();
-    let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(&format!("{name}="))).unwrap().to_owned();
-    let (mut listeners, mut advertised, mut map) =
-        (line("listeners"), line("advertised.listeners"), line("listener.security.protocol.map"));
-    for (n, port) in proxied.iter().enumerate() {
-        listeners += &format!(",PROXY{n}://127.0.0.1:{}", free_port());
-        advertised += &format!(",PROXY{n}://127.0.0.1:{port}");
-        map += &format!(",PROXY{n}:PLAINTEXT");
-    }
-    for all in [&mut listeners, &mut advertised] {
-        *all += &format!(",SASL://127.0.0.1:{sasl_port},TLS://127.0.0.1:{tls_port}");
-    }
-    map += ",SASL:SASL_PLAINTEXT,TLS:SSL";
-    let (password, server) = (escaped(PASSWORD), authority.server());
-    let keystore = folder.join("server.pem");
-    std::fs::write(&keystore, server.key_pem() + &server.cert_pem()).unwrap();
-    let (keystore, ca) = (keystore.display(), authority.ca_path().display());
-    let more = format!(
-        "\nlisteners={listeners}\nadvertised.listeners={advertised}\nlistener.security.protocol.map={map}\n\
-         inter.broker.listener.name=PLAINTEXT\nlistener.name.sasl.sasl.enabled.mechanisms=PLAIN\n\
-         listener.name.sasl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
-         user_{USER}=\"{password}\";\n\
-         listener.name.tls.ssl.keystore.type=PEM\nlistener.name.tls.ssl.keystore.location={keystore}\n\
-         listener.name.tls.ssl.truststore.type=PEM\nlistener.name.tls.ssl.truststore.location={ca}\n\
-         listener.name.tls.ssl.client.auth=required\n"
-    );
-    std::fs::write(&file, text + &more).unwrap();
-    kafka.stop().await;
-    kafka.start().await;
-    kafka
-}
-
-/// The target port of a proxy: the listener whose clients are told `proxied`.
-fn listener_behind(kafka: &Kafka, n: usize) -> u16 {
-    let folder = kafka.log().parent().expect("the log's folder").to_path_buf();
-    let text = std::fs::read_to_string(folder.join("server.properties")).unwrap();
-    let listeners = text.lines().filter_map(|line| line.strip_prefix("listeners=")).next_back().unwrap();
-    let start = format!("PROXY{n}://127.0.0.1:");
-    listeners.split(',').find_map(|listener| listener.strip_prefix(&start)).unwrap().parse().unwrap()
-}
-
-/// For a quoted word of JAAS inside a file of properties: both have escapes, and the file is Latin-1.
-fn escaped(password: &str) -> String {
-    let quoted = password.replace('\\', "\\\\").replace('"', "\\\"");
-    quoted
-        .chars()
-        .map(|c| match c {
-            '\\' => "\\\\".to_owned(),
-            c if c.is_ascii() => c.to_string(),
-            c => format!("\\u{:04x}", u32::from(c)),
-        })
-        .collect()
+/// See [`world`].
+pub struct World {
+    kafka: Kafka,
 }
 
 impl World {
-    async fn start() -> Self {
-        let ports: Vec<u16> = (0..PROXIES).map(|_| free_port()).collect();
-        let (sasl_port, tls_port, authority) = (free_port(), free_port(), Authority::new());
-        let kafka = start_broker(&ports, sasl_port, tls_port, &authority).await;
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let mut proxies = Vec::new();
-        for (n, port) in ports.into_iter().enumerate() {
-            let target = listener_behind(&kafka, n);
-            let proxy = runtime.spawn(async move { Proxy::on(port, target).await }).await.unwrap();
-            proxies.push(Arc::new(proxy));
-        }
-        Self {
-            kafka,
-            sasl_port,
-            tls_port,
-            authority,
-            proxies: Mutex::new(proxies),
-            free: Arc::new(Semaphore::new(PROXIES)),
-            _runtime: runtime,
-        }
-    }
-
     /// A client past every proxy.
     pub fn direct(&self) -> Direct {
         Direct { bootstrap: self.kafka.bootstrap() }
@@ -146,7 +48,56 @@ impl World {
 
     /// The cluster past every proxy.
     pub fn cluster(&self) -> Cluster {
-        Cluster { bootstrap_servers: self.kafka.bootstrap(), ..Cluster::default() }
+        plain(self.kafka.bootstrap())
+    }
+
+    /// A proxy for this test alone.
+    pub async fn proxy(&self) -> KafkaProxy {
+        self.kafka.proxy().await
+    }
+}
+
+/// A cluster without a login.
+pub fn plain(bootstrap_servers: String) -> Cluster {
+    Cluster { bootstrap_servers, ..Cluster::default() }
+}
+
+/// A broker of one test that wants logins and certificates.
+pub struct Guarded {
+    kafka: Kafka,
+    sasl_port: u16,
+    tls_port: u16,
+    /// Who signed the broker's certificate, and admits clients.
+    pub authority: Authority,
+}
+
+impl Guarded {
+    /// Starts it.
+    pub async fn start() -> Self {
+        let (sasl_port, tls_port, authority) = (free_port(), free_port(), Authority::new());
+        let (password, server) = (escaped(PASSWORD), authority.server());
+        let (ca, folder) = (authority.ca_path().display(), authority.ca_path().parent().unwrap());
+        let keystore = folder.join("broker.pem");
+        std::fs::write(&keystore, server.key_pem() + &server.cert_pem()).unwrap();
+        let more = format!("SASL://127.0.0.1:{sasl_port},TLS://127.0.0.1:{tls_port}");
+        let kafka = private_kafka_with(&format!(
+            "listeners={{listeners}},{more}\nadvertised.listeners={{advertised.listeners}},{more}\n\
+             listener.security.protocol.map={{listener.security.protocol.map}},SASL:SASL_PLAINTEXT,TLS:SSL\n\
+             listener.name.sasl.sasl.enabled.mechanisms=PLAIN\n\
+             listener.name.sasl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
+             user_{USER}=\"{password}\";\n\
+             listener.name.tls.ssl.keystore.type=PEM\nlistener.name.tls.ssl.keystore.location={}\n\
+             listener.name.tls.ssl.truststore.type=PEM\nlistener.name.tls.ssl.truststore.location={ca}\n\
+             listener.name.tls.ssl.client.auth=required\n",
+            keystore.display()
+        ))
+        .await;
+        Self { kafka, sasl_port, tls_port, authority }
+    }
+
+    /// A client that needs no login.
+    pub fn direct(&self) -> Direct {
+        Direct { bootstrap: self.kafka.bootstrap() }
     }
 
     /// The cluster with a login.
@@ -168,44 +119,19 @@ impl World {
             ..Cluster::default()
         }
     }
-
-    /// A proxy for this test alone.
-    pub async fn proxy(&'static self) -> Borrowed {
-        let permit = self.free.clone().acquire_owned().await.unwrap();
-        let proxy = self.proxies.lock().unwrap().pop().unwrap();
-        proxy.set(ProxyMode::Pass);
-        Borrowed { proxy, world: self, _permit: permit }
-    }
 }
 
-/// A proxy that goes back when it is dropped.
-pub struct Borrowed {
-    proxy: Arc<Proxy>,
-    world: &'static World,
-    _permit: OwnedSemaphorePermit,
-}
-
-impl Borrowed {
-    /// The cluster through this proxy.
-    pub fn cluster(&self) -> Cluster {
-        Cluster { bootstrap_servers: format!("127.0.0.1:{}", self.proxy.port()), ..Cluster::default() }
-    }
-}
-
-impl std::ops::Deref for Borrowed {
-    type Target = Proxy;
-
-    fn deref(&self) -> &Proxy {
-        &self.proxy
-    }
-}
-
-impl Drop for Borrowed {
-    fn drop(&mut self) {
-        self.proxy.set(ProxyMode::Pass);
-        self.proxy.cut();
-        self.world.proxies.lock().unwrap().push(self.proxy.clone());
-    }
+/// For a quoted word of JAAS inside a file of properties: both have escapes, and the file is Latin-1.
+fn escaped(password: &str) -> String {
+    let quoted = password.replace('\\', "\\\\").replace('"', "\\\"");
+    quoted
+        .chars()
+        .map(|c| match c {
+            '\\' => "\\\\".to_owned(),
+            c if c.is_ascii() => c.to_string(),
+            c => format!("\\u{:04x}", u32::from(c)),
+        })
+        .collect()
 }
 
 /// A client that looks at the broker and fills it.

@@ -10,10 +10,10 @@ use queuebox_conformance::{
     source::{FakeIntake, Running},
 };
 use queuebox_core::{Class, ports::Destination};
-use queuebox_kafka::{KafkaDestination, KafkaSource, Secret, Tls};
+use queuebox_kafka::{KafkaDestination, KafkaSource, Secret, SecurityProtocol, Tls};
 use queuebox_testkit::{Authority, Identity, unique};
 
-use crate::support::{destination, source, world};
+use crate::support::{Guarded, destination, plain, source};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -25,49 +25,45 @@ fn tls(authority: &Authority, identity: Option<&Identity>) -> Tls {
     }
 }
 
+/// One broker for all of it: starting one takes seconds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_sides_show_a_certificate() {
-    let world = world().await;
-    let (topic, group) = (world.direct().new_topic(1, &[]).await, unique("qb-"));
-    let cluster = world.tls_cluster(tls(&world.authority, Some(&world.authority.client("queuebox"))));
+    let guarded = Guarded::start().await;
+    let (topic, group) = (guarded.direct().new_topic(1, &[]).await, unique("qb-"));
+    let client = guarded.authority.client("queuebox");
+    let cluster = guarded.tls_cluster(tls(&guarded.authority, Some(&client)));
     let kafka = KafkaDestination::new(destination(cluster.clone(), &topic, TIMEOUT));
     bounded("probe", kafka.probe()).await.unwrap();
     bounded("publish", kafka.publish(delivery(0))).await.unwrap();
     let running = Running::start(Arc::new(KafkaSource::new(source(cluster, &group, &[&topic], 10))), FakeIntake::new());
     running.intake.stores(1).await;
     running.stop().await;
+    certificates_of_somebody_else_are_not_taken(&guarded, &client).await;
+    a_renewed_certificate_counts(&guarded, client, &topic).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_of_somebody_else_is_not_taken() {
-    let world = world().await;
-    let (other, client) = (Authority::new(), world.authority.client("queuebox"));
-    for (what, tls) in
-        [("a foreign broker", tls(&other, Some(&client))), ("no certificate of ours", tls(&world.authority, None))]
-    {
-        let kafka = KafkaDestination::new(destination(world.tls_cluster(tls), "orders", TIMEOUT));
+async fn certificates_of_somebody_else_are_not_taken(guarded: &Guarded, client: &Identity) {
+    let other = Authority::new();
+    let wrong =
+        [("a foreign broker", tls(&other, Some(client))), ("no certificate of ours", tls(&guarded.authority, None))];
+    for (what, tls) in wrong {
+        let kafka = KafkaDestination::new(destination(guarded.tls_cluster(tls), "orders", TIMEOUT));
         let fault = bounded("publish", kafka.publish(delivery(0))).await.expect_err(what);
         assert_eq!(fault.class, Class::NotConnected, "{what}: {fault}");
         assert!(!fault.detail.contains("BEGIN"), "{what}: {fault}");
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewed_certificate_counts_at_the_next_connection() {
-    let world = world().await;
-    let topic = world.direct().new_topic(1, &[]).await;
-    let (stranger, client) = (Authority::new(), world.authority.client("queuebox"));
+async fn a_renewed_certificate_counts(guarded: &Guarded, client: Identity, topic: &str) {
+    let stranger = Authority::new();
     let current = Arc::new(Mutex::new(stranger.client("queuebox")));
     let part = |read: fn(&Identity) -> String| {
         let current = current.clone();
         Some(Secret::from_fn(move || Ok(read(&current.lock().unwrap()).into())))
     };
-    let tls = Tls {
-        ca: Some(Secret::fixed(world.authority.ca_pem())),
-        cert: part(Identity::cert_pem),
-        key: part(Identity::key_pem),
-    };
-    let kafka = KafkaDestination::new(destination(world.tls_cluster(tls), &topic, TIMEOUT));
+    let ca = Some(Secret::fixed(guarded.authority.ca_pem()));
+    let tls = Tls { ca, cert: part(Identity::cert_pem), key: part(Identity::key_pem) };
+    let kafka = KafkaDestination::new(destination(guarded.tls_cluster(tls), topic, TIMEOUT));
     let fault = bounded("probe", kafka.probe()).await.expect_err("signed by a stranger");
     assert_eq!(fault.class, Class::NotConnected, "{fault}");
     *current.lock().unwrap() = client;
@@ -77,12 +73,12 @@ async fn a_renewed_certificate_counts_at_the_next_connection() {
 
 #[tokio::test]
 async fn a_key_that_is_no_key_is_told_without_showing_it() {
-    let world = world().await;
-    let broken = Tls {
-        key: Some(Secret::fixed("canary-7731")),
-        ..tls(&world.authority, Some(&world.authority.client("queuebox")))
-    };
-    let kafka = KafkaDestination::new(destination(world.tls_cluster(broken), "orders", TIMEOUT));
+    let authority = Authority::new();
+    let mut cluster = plain("127.0.0.1:1".into());
+    cluster.security_protocol = SecurityProtocol::Ssl;
+    cluster.tls =
+        Tls { key: Some(Secret::fixed("canary-7731")), ..tls(&authority, Some(&authority.client("queuebox"))) };
+    let kafka = KafkaDestination::new(destination(cluster, "orders", TIMEOUT));
     let fault = bounded("probe", kafka.probe()).await.expect_err("no key");
     assert_eq!(fault.class, Class::NotConnected);
     assert!(fault.detail.contains("key") && !fault.detail.contains("canary"), "{fault}");
