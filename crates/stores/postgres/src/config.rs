@@ -193,6 +193,18 @@ impl PostgresConfig {
         }
         Ok(config)
     }
+
+    /// [`PostgresConfig::from_url`] for a URL that may change: its password is read again whenever a connection may be opened.
+    /// Everything else stays as it was read first.
+    pub fn from_url_provider(url: &Provider) -> Result<Self, UrlError> {
+        let mut config = Self::from_url(&url.read().map_err(UrlError::Unreadable)?)?;
+        let url = url.clone();
+        config.target.password = Some(Provider::new(move || {
+            let now = Self::from_url(&url.read()?).map_err(|error| error.to_string())?;
+            now.target.password.map_or(Ok(String::new()), |password| password.read())
+        }));
+        Ok(config)
+    }
 }
 
 /// Why a database URL is refused.
@@ -203,6 +215,9 @@ pub enum UrlError {
         "the database URL cannot be read: {0}; reserved characters of user name and password must be percent-encoded"
     )]
     Invalid(String),
+    /// The reference cannot be read; names it.
+    #[error("the database URL cannot be read: {0}")]
+    Unreadable(String),
     /// Another scheme.
     #[error("the database URL must begin with postgres:// or postgresql:// (or either behind jdbc:)")]
     Scheme,
@@ -257,6 +272,18 @@ mod tests {
         let jdbc = PostgresConfig::from_url("jdbc:postgresql://h/d?user=u&password=a%26b").unwrap();
         assert_eq!((jdbc.target.username.as_str(), jdbc.target.port), ("u", 5432));
         assert_eq!(jdbc.target.password.unwrap().read().unwrap(), "a&b");
+    }
+
+    #[test]
+    fn a_url_that_changes_gives_the_new_password() {
+        let url = Arc::new(std::sync::Mutex::new("postgres://u:old@h/d".to_owned()));
+        let source = url.clone();
+        let provider = Provider::new(move || Ok(source.lock().unwrap().clone()));
+        let config = PostgresConfig::from_url_provider(&provider).unwrap();
+        let password = || config.target.password.as_ref().unwrap().read().unwrap();
+        assert_eq!(password(), "old");
+        *url.lock().unwrap() = "postgres://u:new@h/d".to_owned();
+        assert_eq!(password(), "new");
     }
 
     #[test]
