@@ -20,7 +20,8 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeSet, BinaryHeap, HashMap, VecDeque},
+    collections::{BTreeSet, BinaryHeap, HashMap, VecDeque, hash_map::DefaultHasher},
+    hash::BuildHasherDefault,
     sync::Arc,
     time::Duration,
 };
@@ -58,6 +59,9 @@ const TOPICS_NAMED_MAX: usize = 500;
 const LAP_EVERY: Duration = Duration::from_secs(5);
 /// Pause between two steps of a lap, so that it never takes more than a small part of the polls.
 const LAP_GAP: Duration = Duration::from_millis(20);
+
+/// A map whose order is the same in each run, so that a simulated world repeats itself.
+type Map<K, V> = HashMap<K, V, BuildHasherDefault<DefaultHasher>>;
 
 /// A key together with the destination of child rows; `None` for plain rows.
 type UnitName = (Arc<str>, Option<Arc<str>>);
@@ -144,7 +148,7 @@ struct Unit {
     left: Option<(i64, usize)>,
     /// Changes whenever something is left behind, so that an answer to an older question does not clear it.
     generation: u64,
-    /// The head waits for a retry or for its time.
+    /// What the row that was left behind waits for. Rows before it do not wait.
     waits: Waits,
 }
 
@@ -152,9 +156,9 @@ struct Unit {
 enum Waits {
     #[default]
     No,
-    /// Its failure is not written yet; nothing of the unit may be read or started.
+    /// The failure of the head is not written yet; nothing of the unit may be read or started.
     ForSettle,
-    /// Until then.
+    /// A retry, or its time: until then.
     Until(Instant),
 }
 
@@ -245,7 +249,7 @@ pub struct Asked {
     part: LapPart,
     from_the_start: bool,
     /// Unit and its generation.
-    keys: HashMap<UnitName, u64>,
+    keys: Map<UnitName, u64>,
     key_limit: usize,
     destinations: Vec<AskedDestination>,
     bytes_max: u64,
@@ -277,8 +281,8 @@ pub struct Window {
     routes: Routes,
     slots: Vec<Slot>,
     real_slots: usize,
-    rows: HashMap<Uuid, Entry>,
-    keys: HashMap<Arc<str>, KeyState>,
+    rows: Map<Uuid, Entry>,
+    keys: Map<Arc<str>, KeyState>,
     /// Units to look at for a new head.
     dirty: Vec<Arc<str>>,
     owned: LaneSet,
@@ -292,7 +296,7 @@ pub struct Window {
     lone_suspect: bool,
     marks_wanted: Vec<Uuid>,
     timers: BinaryHeap<Reverse<(Instant, u64)>>,
-    timed_units: HashMap<u64, UnitName>,
+    timed_units: Map<u64, UnitName>,
     timer_count: u64,
     later_due: bool,
     walk_after: Option<Position>,
@@ -337,8 +341,8 @@ impl Window {
             routes: Routes::new(config.routes.clone(), &config.destinations),
             slots,
             real_slots,
-            rows: HashMap::new(),
-            keys: HashMap::new(),
+            rows: Map::default(),
+            keys: Map::default(),
             dirty: Vec::new(),
             owned: LaneSet::EMPTY,
             lanes: [LaneState::default(); 64],
@@ -350,7 +354,7 @@ impl Window {
             lone_suspect: false,
             marks_wanted: Vec::new(),
             timers: BinaryHeap::new(),
-            timed_units: HashMap::new(),
+            timed_units: Map::default(),
             timer_count: 0,
             later_due: true,
             walk_after: None,
@@ -583,39 +587,52 @@ impl Window {
         if asked.keys.is_empty() {
             return;
         }
+        let answered = self.take_left(asked);
         let mut total_bytes = 0;
-        let mut rows_of_key: HashMap<Arc<str>, usize> = HashMap::new();
-        let mut last_of_unit: HashMap<UnitName, i64> = HashMap::new();
+        let mut rows_of_key: Map<Arc<str>, usize> = Map::default();
+        let mut last_of_unit: Map<UnitName, (i64, usize, Lane)> = Map::default();
         for row in rows {
             let Some(unit) = self.unit_of(&row) else { continue };
             total_bytes += payload_bytes(&row.payload);
             *rows_of_key.entry(unit.0.clone()).or_default() += 1;
-            last_of_unit.insert(unit.clone(), row.sequence);
-            self.offer_known(row, asked.keys.get(&unit).copied(), now);
+            let (_, slot) = self.target_of(&row);
+            last_of_unit.insert(unit, (row.sequence, slot, row.lane));
+            self.offer(row, now);
         }
-        for (unit, generation) in &asked.keys {
+        for (unit, left, lane) in answered {
             let count = rows_of_key.get(&unit.0).copied().unwrap_or(0);
-            let complete = count < asked.key_limit && total_bytes < asked.bytes_max;
-            let Some(state) = self.keys.get_mut(&unit.0) else { continue };
-            let target = state.unit_mut(unit.1.as_ref());
-            if target.generation != *generation {
+            if count < asked.key_limit && total_bytes < asked.bytes_max {
                 continue;
             }
-            let next = match (complete, target.left, last_of_unit.get(unit)) {
-                (true, ..) => None,
-                (false, Some((_, slot)), Some(last)) => Some((*last, slot)),
-                (false, left, _) => left,
+            match (last_of_unit.get(&unit).copied(), left) {
+                (Some((sequence, slot, lane)), _) => self.leave(&unit, lane, sequence, slot),
+                (None, Some((sequence, slot))) => self.leave(&unit, lane, sequence, slot),
+                (None, None) => {}
+            }
+        }
+    }
+
+    /// Clears what was left behind of the units whose question is still the newest: what the answer brings and cannot be kept is left
+    /// behind anew. Returns what was cleared.
+    fn take_left(&mut self, asked: &Asked) -> Vec<(UnitName, Option<(i64, usize)>, Lane)> {
+        let mut answered = Vec::with_capacity(asked.keys.len());
+        for (unit, generation) in &asked.keys {
+            let Some(state) = self.keys.get(&unit.0) else { continue };
+            let Some(known) = state.unit(unit.1.as_ref()).filter(|known| known.generation == *generation) else {
+                continue;
             };
-            self.set_left(unit, next);
+            answered.push((unit.clone(), known.left, state.lane));
+            self.set_left(unit, None);
             self.dirty.push(unit.0.clone());
         }
+        answered
     }
 
     fn absorb_destinations(&mut self, asked: &Asked, rows: Vec<OutboxRow>, now: Instant) {
         if asked.destinations.is_empty() {
             return;
         }
-        let mut found: HashMap<usize, (u32, Position, u64, bool)> = HashMap::new();
+        let mut found: Map<usize, (u32, Position, u64, bool)> = Map::default();
         let mut fresh = Vec::new();
         for row in rows {
             let (_, slot) = self.target_of(&row);
@@ -657,18 +674,13 @@ impl Window {
     }
 
     fn offer(&mut self, row: OutboxRow, now: Instant) {
-        self.offer_known(row, None, now);
-    }
-
-    /// `question`: the row answers a question about its unit, asked when the unit had this generation.
-    fn offer_known(&mut self, row: OutboxRow, question: Option<u64>, now: Instant) {
         if self.rows.contains_key(&row.id) || !self.is_active(row.lane) {
             return;
         }
         let (target, slot) = self.target_of(&row);
         match self.unit_of(&row) {
             None => self.offer_free(row, target, slot, now),
-            Some(unit) => self.offer_keyed(row, unit, target, slot, question, now),
+            Some(unit) => self.offer_keyed(row, unit, target, slot, now),
         }
     }
 
@@ -686,24 +698,15 @@ impl Window {
         }
     }
 
-    fn offer_keyed(
-        &mut self,
-        row: OutboxRow,
-        unit: UnitName,
-        target: Target,
-        slot: usize,
-        question: Option<u64>,
-        now: Instant,
-    ) {
+    fn offer_keyed(&mut self, row: OutboxRow, unit: UnitName, target: Target, slot: usize, now: Instant) {
         if !self.room_for_key(&unit.0) {
             return;
         }
         let known = self.keys.get(&unit.0).and_then(|state| state.unit(unit.1.as_ref()));
         let left = known.and_then(|known| known.left.map(|(sequence, _)| sequence));
         let chain_len = known.map_or(0, |known| known.chain.len());
-        let answers = question.is_some_and(|generation| generation == known.map_or(0, |known| known.generation));
-        let mut waits = known.map_or(Waits::No, |known| known.waits);
-        if !answers && left.is_some_and(|left| left <= row.sequence) {
+        let waits = known.map_or(Waits::No, |known| known.waits);
+        if left.is_some_and(|left| left <= row.sequence) {
             return;
         }
         if row.due_in_us > 0 {
@@ -713,13 +716,8 @@ impl Window {
             }
             return;
         }
-        if matches!(waits, Waits::Until(_)) && left.is_none_or(|left| row.sequence < left) {
-            // An earlier row came back (a replay): it is the head now, whatever the later one waits for.
-            self.set_waits(&unit, Waits::No);
-            waits = Waits::No;
-        }
         let fits = row.payload != Payload::Omitted
-            && waits == Waits::No
+            && waits != Waits::ForSettle
             && if chain_len == 0 { self.admits(slot, &row, now) } else { self.chains(slot, chain_len, &row, now) };
         if !fits {
             self.leave(&unit, row.lane, row.sequence, slot);
@@ -841,7 +839,7 @@ impl Window {
         let target = state.unit_mut(unit.1.as_ref());
         target.generation += 1;
         let later = match target.left {
-            Some((known, _)) if known <= sequence => return,
+            Some((known, at)) if known < sequence || (known, at) == (sequence, slot) => return,
             _ => target.chain.iter().filter(|(at, _)| at.sequence > sequence).map(|(_, id)| *id).collect::<Vec<_>>(),
         };
         self.set_left(unit, Some((sequence, slot)));
@@ -938,7 +936,7 @@ impl Window {
             for (child, unit) in units {
                 let Some((position, id)) = unit.chain.front() else { continue };
                 if unit.busy.is_some()
-                    || unit.waits != Waits::No
+                    || unit.waits == Waits::ForSettle
                     || unit.left.is_some_and(|(left, _)| left < position.sequence)
                 {
                     continue;
@@ -1089,6 +1087,8 @@ impl Window {
             let text = format!(
                 "the payload has {size} bytes, outbox.maxPayloadSize allows {max}; raise it, or send a reference in place of the data"
             );
+            let slot = entry.slot;
+            self.slots[slot].gate.probe_vanished();
             self.finish_dead(id, DeadCode::Refused, &text, false, now);
             return;
         }

@@ -1,7 +1,7 @@
 //! A database in memory that keeps the laws of the store ports, and nothing more than them.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard},
 };
 
@@ -49,7 +49,7 @@ struct Worker {
 #[derive(Default)]
 pub struct Tables {
     pub rows: BTreeMap<Position, Row>,
-    places: HashMap<Uuid, Position>,
+    places: BTreeMap<Uuid, Position>,
     workers: BTreeMap<String, Worker>,
     lanes: BTreeMap<u8, (Option<String>, i64)>,
     inbox_lanes: BTreeMap<u8, (Option<String>, i64)>,
@@ -115,9 +115,6 @@ impl Database {
     }
 
     fn fence(&self, tables: &Tables, fence: &Fence) -> Result<(), Fault> {
-        if self.sabotage == Sabotage::UnfencedSettle {
-            return Ok(());
-        }
         let now = self.now();
         match tables.workers.get(&fence.worker) {
             Some(worker) if worker.token == fence.token && worker.lease > now => Ok(()),
@@ -369,10 +366,8 @@ impl Database {
         if let Some(worker) = tables.workers.get_mut(&fence.worker) {
             worker.lease = lease;
         }
-        if self.sabotage != Sabotage::MarkedRowsNotRenewed {
-            for row in tables.rows.values_mut().filter(|row| row.token == Some(fence.token)) {
-                row.lease = Some(lease);
-            }
+        for row in tables.rows.values_mut().filter(|row| row.token == Some(fence.token)) {
+            row.lease = Some(lease);
         }
         Ok(())
     }
@@ -409,7 +404,7 @@ impl Database {
                 .owner
                 .as_ref()
                 .is_none_or(|owner| tables.workers.get(owner).is_none_or(|worker| worker.lease <= now));
-            if is_dead || self.sabotage == Sabotage::TakesFromTheLiving {
+            if is_dead {
                 tables.lanes_of_mut(scope).insert(take.lane, (Some(fence.worker.clone()), take.term + 1));
                 taken.insert(take.lane);
             }

@@ -7,14 +7,8 @@ pub enum Sabotage {
     None,
     /// Only a position is remembered: what commits late is never read.
     NoLap,
-    /// Settles are written whoever asks.
-    UnfencedSettle,
     /// A settle does not repeat what it read, so it marks a row that was replayed meanwhile.
     SettleIgnoresReplay,
-    /// Leases of marked rows are not renewed.
-    MarkedRowsNotRenewed,
-    /// A takeover does not look whether the owner's lease has ended.
-    TakesFromTheLiving,
     /// The destination says done before the receiver has it.
     MarkBeforeSend,
 }

@@ -130,11 +130,6 @@ fn a_settle_that_marks_a_replayed_row_is_caught() {
 }
 
 #[test]
-fn a_takeover_from_the_living_is_caught() {
-    is_caught(Sabotage::TakesFromTheLiving, Weather { kills: 2, stops: 2, ..Weather::CALM }, false);
-}
-
-#[test]
 fn marking_before_sending_is_caught() {
     is_caught(Sabotage::MarkBeforeSend, Weather::CALM, false);
 }
