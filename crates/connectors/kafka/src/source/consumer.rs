@@ -305,7 +305,10 @@ impl<'w> Session<'w> {
         loop {
             let calls = consumer.context().calls();
             let polled = consumer.poll(Duration::ZERO);
-            self.apply_events();
+            if let Some(gone) = self.apply_events() {
+                self.problem = Some(gone);
+                return Some(End::Again(self.down_text()));
+            }
             match polled {
                 None if consumer.context().calls() == calls => return None,
                 None => {}
@@ -321,7 +324,8 @@ impl<'w> Session<'w> {
         }
     }
 
-    fn apply_events(&mut self) {
+    /// Answers with what is gone, when the consumer must be made anew for it.
+    fn apply_events(&mut self) -> Option<String> {
         for event in self.consumer.context().take() {
             match event {
                 Event::Assigned(places) => {
@@ -333,9 +337,25 @@ impl<'w> Session<'w> {
                 }
                 // Answers that are still to come for these find another assignment, or none, and are not committed.
                 Event::Revoked(places) => self.partitions.retain(|assigned| !places.contains(&assigned.place)),
-                Event::Complaint(code, text) => self.complain(code, text),
+                Event::Gone(topic) if self.forget(&topic) => return Some(format!("topic {topic:?} does not exist")),
+                Event::Gone(_) => {}
+                Event::Complaint(code, text) => match self.topic_of(code, &text) {
+                    Some(topic) if self.forget(&topic) => return Some(text),
+                    _ => self.complain(code, text),
+                },
             }
         }
+        None
+    }
+
+    /// The topic of a partition of ours that the library misses; it names the place in front of its text.
+    fn topic_of(&self, code: RDKafkaErrorCode, text: &str) -> Option<String> {
+        use RDKafkaErrorCode as C;
+        let missing =
+            matches!(code, C::UnknownTopic | C::UnknownTopicOrPartition | C::UnknownPartition | C::UnknownTopicId);
+        let mut held = self.partitions.iter().map(|assigned| &assigned.place).filter(|_| missing);
+        held.find(|(topic, partition)| text.starts_with(&format!("{topic} [{partition}]")))
+            .map(|(topic, _)| topic.clone())
     }
 
     fn assign(&mut self, place: Place) {

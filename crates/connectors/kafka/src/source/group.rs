@@ -32,6 +32,8 @@ pub(super) enum Event {
     Assigned(Vec<Place>),
     /// These are no longer ours.
     Revoked(Vec<Place>),
+    /// The group's place in this topic cannot be kept: the topic is gone.
+    Gone(String),
     /// Something is wrong; the library goes on trying.
     Complaint(RDKafkaErrorCode, String),
 }
@@ -97,17 +99,22 @@ impl ConsumerContext for Group {
         }
     }
 
-    fn commit_callback(&self, result: KafkaResult<()>, _offsets: &TopicPartitionList) {
+    fn commit_callback(&self, result: KafkaResult<()>, offsets: &TopicPartitionList) {
         self.called();
-        match result.as_ref().map_err(KafkaError::rdkafka_error_code) {
-            Ok(()) | Err(Some(RDKafkaErrorCode::NoOffset)) => {}
-            Err(Some(
-                code @ (RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::GroupAuthorizationFailed),
-            )) => {
+        let Err(error) = result else { return };
+        let code = error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown);
+        match code {
+            RDKafkaErrorCode::NoOffset => {}
+            RDKafkaErrorCode::UnknownTopicOrPartition => {
+                for element in offsets.elements().iter().filter(|element| element.error().is_err()) {
+                    self.push(Event::Gone(element.topic().to_owned()));
+                }
+            }
+            RDKafkaErrorCode::GroupAuthorizationFailed => {
                 self.push(Event::Complaint(code, format!("offsets cannot be committed: {code}")));
             }
             // The library commits what is stored again after its interval, and the next owner repeats at most that much.
-            Err(code) => tracing::debug!(?code, "Kafka offsets are not committed yet"),
+            _ => tracing::debug!(?code, "Kafka offsets are not committed yet"),
         }
     }
 }

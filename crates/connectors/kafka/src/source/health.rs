@@ -35,4 +35,10 @@ impl Health {
         }
         *health = SourceHealth::Down(why);
     }
+
+    /// Not receiving because it was told to end.
+    pub(super) fn stopped(&self, group: &str) {
+        let why = format!("consumer group {group:?} is stopped");
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = SourceHealth::Down(why);
+    }
 }

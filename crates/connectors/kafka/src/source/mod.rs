@@ -87,7 +87,7 @@ impl Source for KafkaSource {
                 "the Kafka consumer is still leaving its group; it ends by itself"
             );
         }
-        self.health.down(format!("consumer group {:?} is stopped", self.config.group_id));
+        self.health.stopped(&self.config.group_id);
     }
 
     fn health(&self) -> SourceHealth {

@@ -187,8 +187,10 @@ async fn a_record_does_not_outlive_its_lease_in_the_clients_queue() {
     // The next question makes new producers, and takes back what the old ones hold, also when nobody answers it.
     let fault = bounded("probe", kafka.probe()).await.expect_err("nothing gets through");
     assert_eq!(fault.class, Class::NotConnected, "{fault}");
-    // The old connection never works again: only what was inside a client could still arrive.
+    // The old connections never work again: only what was inside a client could still arrive.
+    let before = proxy.connections();
     proxy.cut();
+    until("a new connection", || async { (proxy.connections() > before).then_some(()) }).await;
     proxy.set(ProxyMode::Pass);
     until("it is back", || async { kafka.probe().await.ok() }).await;
     bounded("publish", kafka.publish(delivery(2))).await.unwrap();
