@@ -589,25 +589,28 @@ impl Window {
         }
         let answered = self.take_left(asked);
         let mut total_bytes = 0;
-        let mut rows_of_key: Map<Arc<str>, usize> = Map::default();
-        let mut last_of_unit: Map<UnitName, (i64, usize, Lane)> = Map::default();
+        // Rows read of a key, and how far the read came.
+        let mut read_of_key: Map<Arc<str>, (usize, i64)> = Map::default();
+        let mut slot_of_unit: Map<UnitName, usize> = Map::default();
         for row in rows {
             let Some(unit) = self.unit_of(&row) else { continue };
             total_bytes += payload_bytes(&row.payload);
-            *rows_of_key.entry(unit.0.clone()).or_default() += 1;
+            let read = read_of_key.entry(unit.0.clone()).or_default();
+            *read = (read.0 + 1, row.sequence);
             let (_, slot) = self.target_of(&row);
-            last_of_unit.insert(unit, (row.sequence, slot, row.lane));
+            slot_of_unit.insert(unit, slot);
             self.offer(row, now);
         }
         for (unit, left, lane) in answered {
-            let count = rows_of_key.get(&unit.0).copied().unwrap_or(0);
+            let (count, last) = read_of_key.get(&unit.0).copied().unwrap_or_default();
             if count < asked.key_limit && total_bytes < asked.bytes_max {
                 continue;
             }
-            match (last_of_unit.get(&unit).copied(), left) {
-                (Some((sequence, slot, lane)), _) => self.leave(&unit, lane, sequence, slot),
-                (None, Some((sequence, slot))) => self.leave(&unit, lane, sequence, slot),
-                (None, None) => {}
+            // Whatever the key has up to `last` was read, also where none of it was of this unit.
+            match (slot_of_unit.get(&unit).copied().or(left.map(|(_, slot)| slot)), left) {
+                (Some(slot), _) if count > 0 => self.leave(&unit, lane, last, slot),
+                (_, Some((sequence, slot))) => self.leave(&unit, lane, sequence, slot),
+                _ => {}
             }
         }
     }

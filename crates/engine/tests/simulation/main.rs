@@ -126,7 +126,7 @@ fn a_cursor_that_skips_late_commits_is_caught() {
 
 #[test]
 fn a_settle_that_marks_a_replayed_row_is_caught() {
-    is_caught(Sabotage::SettleIgnoresReplay, Weather { replays: 40, publish_fails: 0.1, ..Weather::CALM }, false);
+    is_caught(Sabotage::SettleIgnoresReplay, Weather { replays: 250, lost_reply: 0.2, ..Weather::CALM }, false);
 }
 
 #[test]
