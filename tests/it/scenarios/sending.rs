@@ -113,7 +113,7 @@ mod topic_patterns {
     async fn three_stars_are_refused() {
         let world = World::on(Kind::Sqlite).await.routes(&[("order.***", &["receiver"])]);
         let folder = world.write_manifests(1, 2);
-        let (status, out, log) = world.program(&["check", folder.to_str().unwrap()]).run(PATIENCE).await;
+        let (status, out, log) = world.program(&["check", "-f", folder.to_str().unwrap()]).run(PATIENCE).await;
         assert!(!status.success());
         assert!(format!("{out}{log}").contains("spec.routes[0].topics[0]"), "{out}{log}");
     }
@@ -353,7 +353,7 @@ async fn whole_attempt_has_a_deadline(kind: Kind) {
     let mut phases = BTreeSet::new();
     for row in world.db.rows("SELECT * FROM outbox").await {
         let reason = text(&row, "last_error");
-        assert!(reason.contains("1s") || reason.contains("1 s") || reason.contains("500"), "{reason}");
+        assert!(reason.contains("1000 ms"), "{reason}");
         phases.insert(reason.to_owned());
     }
     assert_eq!(phases.len(), 3, "the phase is not named: {phases:?}");
