@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use queuebox_testkit::{self as testkit, Answer};
 use serde_json::{Value, json};
 
-use crate::support::{Answered, Db, Kind, OutboxRow, PATIENCE, Worker, World, on_every_database, on_postgres, quoted, text};
+use crate::support::{
+    Answered, Db, Kind, OutboxRow, PATIENCE, Worker, World, on_every_database, on_postgres, quoted, text,
+};
 
 /// An outbox row that is finished already.
 fn finished(topic: &str, n: i64, state: &str) -> OutboxRow {
@@ -71,7 +73,9 @@ async fn replay_without_filter_is_400(kind: Kind) {
 async fn replay_without_credentials_is_401(kind: Kind) {
     let world = World::on(kind)
         .await
-        .relay(json!({ "admin": { "insecure": null, "auth": { "bearer": { "tokenFrom": { "env": "ADMIN_TOKEN" } } } } }))
+        .relay(
+            json!({ "admin": { "insecure": null, "auth": { "bearer": { "tokenFrom": { "env": "ADMIN_TOKEN" } } } } }),
+        )
         .env("ADMIN_TOKEN", "open-sesame-0123456789");
     let worker = world.start().await;
     let url = worker.management_url("/admin/replay");
@@ -118,11 +122,11 @@ async fn replay_defaults_to_dead(kind: Kind) {
 
 async fn replay_by_destination(kind: Kind) {
     let paused = json!({ "paused": true, "http": { "url": "http://127.0.0.1:9/" } });
-    let world = at_rest(kind)
-        .await
-        .destination("first", paused.clone())
-        .destination("second", paused)
-        .routes(&[("order.*", &["first"]), ("order.created", &["second"]), ("invoice", &["second"])]);
+    let world = at_rest(kind).await.destination("first", paused.clone()).destination("second", paused).routes(&[
+        ("order.*", &["first"]),
+        ("order.created", &["second"]),
+        ("invoice", &["second"]),
+    ]);
     let topics = ["order.created", "order.paid", "invoice", "unrouted"];
     let ids = world.db.insert_all(topics.iter().zip(1..).map(|(topic, n)| finished(topic, n, "dead"))).await;
     let worker = world.start().await;
@@ -158,7 +162,8 @@ async fn inbox_replay(kind: Kind) {
     world.migrate().await;
     let dead = |code: &'static str| [("state", "'dead'"), ("last_error", code)];
     let push = inbox_row(&world.db, "shop", &[&dead("'forward: refused'")[..], &[("topic", "'order'")]].concat()).await;
-    let pull = inbox_row(&world.db, "tasks", &[&dead("'handler: no'")[..], &[("consumption", "'pull'")]].concat()).await;
+    let pull =
+        inbox_row(&world.db, "tasks", &[&dead("'handler: no'")[..], &[("consumption", "'pull'")]].concat()).await;
     let rejected = inbox_row(&world.db, "shop", &[&dead("'rejected: no'")[..], &[("topic", "'order'")]].concat()).await;
     let worker = world.start().await;
     let requeue = async |body: Value| {
@@ -241,7 +246,10 @@ async fn admin_lists_by_page(kind: Kind) {
         }
         // New rows come in front and rows that were seen change, between two pages.
         world.db.insert(finished("order", 100, "dead")).await;
-        world.db.execute(&format!("UPDATE outbox SET updated_at = {} WHERE id = '{}'", world.db.in_seconds(0), seen[0])).await;
+        world
+            .db
+            .execute(&format!("UPDATE outbox SET updated_at = {} WHERE id = '{}'", world.db.in_seconds(0), seen[0]))
+            .await;
         match page["next"].as_str() {
             Some(next) => cursor = format!("&cursor={next}"),
             None => break,

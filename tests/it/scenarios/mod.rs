@@ -1,8 +1,9 @@
 //! One module per section of `docs/conformance.md`.
 
+mod claims;
 mod fan_out;
 mod inbound;
+mod letters;
 mod order;
 mod relay;
 mod sending;
-pub mod claims;
