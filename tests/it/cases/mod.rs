@@ -1,1 +1,3 @@
 //! One module per case of `docs/cases.md`, named `dNN_…`.
+mod d05_overtaking;
+mod d25_numbers;

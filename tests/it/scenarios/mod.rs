@@ -2,8 +2,10 @@
 
 mod claims;
 mod fan_out;
+mod health;
 mod inbound;
 mod letters;
 mod order;
 mod relay;
 mod sending;
+mod start;
