@@ -49,9 +49,9 @@ async fn fan_out_keeps_order_per_destination(kind: Kind) {
         .routes(&[("both", &["receiver", "troubled"]), ("**", &["troubled"])]);
     world.start().await;
     let rows =
-        [("both", 1), ("plain", 2), ("both", 3)].map(|(topic, n)| OutboxRow::new(topic, n).key("k").max_attempts(1000));
+        [("both", 1), ("both", 2), ("plain", 3)].map(|(topic, n)| OutboxRow::new(topic, n).key("k").max_attempts(1000));
     world.db.insert_all(rows).await;
-    // At the one that works the key goes on past the child and the plain row that wait at the other.
+    // At the one that works the key goes on past the child that waits at the other.
     world.receiver.wait_for(2, PATIENCE).await;
     troubled.wait_for(2, PATIENCE).await;
     assert!(troubled.requests().iter().all(|request| request.json()["n"] == 1), "the key did not wait");
@@ -62,7 +62,7 @@ async fn fan_out_keeps_order_per_destination(kind: Kind) {
         numbers.dedup();
         numbers
     };
-    assert_eq!(numbers(&world.receiver), [1, 3]);
+    assert_eq!(numbers(&world.receiver), [1, 2]);
     assert_eq!(numbers(&troubled), [1, 2, 3]);
     world.finish().await;
 }
