@@ -238,7 +238,7 @@ const BOUNDED: &str = ",
      WHERE b.before < $37
 )";
 
-/// What is certainly too large is not converted to be counted, and counts nothing.
+/// What is certainly too large is never handed out, so it counts nothing here either.
 const STORED: &str = "CASE WHEN pg_column_size(p.payload) > 4 * $17 + 64 THEN 0 ELSE pg_column_size(p.payload) END";
 
 const ROWS: &str = "
