@@ -199,7 +199,8 @@ impl Filters {
     fn request(&self, verb: Verb, more: Map<String, Value>) -> anyhow::Result<Request> {
         let mut fields = self.fields();
         fields.extend(more);
-        Request::parse(self.table.scope(), verb, &fields).map_err(|error| manifests::WrongUsage(error.to_string()).into())
+        Request::parse(self.table.scope(), verb, &fields)
+            .map_err(|error| manifests::WrongUsage(error.to_string()).into())
     }
 }
 

@@ -93,10 +93,7 @@ fn sources(
     }
 }
 
-fn admin_auth(
-    relay: &checked::Relay,
-    secrets: &Arc<dyn SecretResolver>,
-) -> anyhow::Result<Option<AdminAuth>> {
+fn admin_auth(relay: &checked::Relay, secrets: &Arc<dyn SecretResolver>) -> anyhow::Result<Option<AdminAuth>> {
     let Some(auth) = relay.admin.as_ref().and_then(|admin| admin.auth.as_ref()) else {
         return Ok(None);
     };

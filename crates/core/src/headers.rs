@@ -5,7 +5,12 @@ pub const RELAY_HEADERS: [&str; 4] = ["x-inbox-id", "x-source", "x-idempotency-k
 
 /// The last value of `name`, in any case, trimmed; blank counts as missing.
 pub fn last<'a>(headers: &'a [(String, String)], name: &str) -> Option<&'a str> {
-    headers.iter().rev().find(|(given, _)| given.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim()).filter(|v| !v.is_empty())
+    headers
+        .iter()
+        .rev()
+        .find(|(given, _)| given.eq_ignore_ascii_case(name))
+        .map(|(_, value)| value.trim())
+        .filter(|v| !v.is_empty())
 }
 
 /// Adds `name: value` and drops every earlier header of that name in any case.
@@ -20,7 +25,11 @@ mod tests {
 
     #[test]
     fn the_last_value_counts_and_blank_is_missing() {
-        let mut headers = vec![("A".to_owned(), "1".to_owned()), ("a".to_owned(), " 2 ".to_owned()), ("b".to_owned(), "  ".to_owned())];
+        let mut headers = vec![
+            ("A".to_owned(), "1".to_owned()),
+            ("a".to_owned(), " 2 ".to_owned()),
+            ("b".to_owned(), "  ".to_owned()),
+        ];
         assert_eq!(last(&headers, "A"), Some("2"));
         assert_eq!(last(&headers, "B"), None);
         set(&mut headers, "A", "3");

@@ -17,7 +17,11 @@ pub struct RetrySchedule {
 
 impl Default for RetrySchedule {
     fn default() -> Self {
-        Self { initial: Duration::from_secs(1), max: Duration::from_secs(60), retry_after_max: Duration::from_secs(300) }
+        Self {
+            initial: Duration::from_secs(1),
+            max: Duration::from_secs(60),
+            retry_after_max: Duration::from_secs(300),
+        }
     }
 }
 

@@ -121,9 +121,9 @@ fn properties(state: &State, controller: u16, data: &Path) -> String {
 
 /// `more` lines for a file of properties; `{name}` in them is the value that `name` has in `text`.
 fn filled(text: &str, more: &str) -> String {
-    text.lines().filter_map(|line| line.split_once('=')).fold(more.to_string(), |more, (name, value)| {
-        more.replace(&format!("{{{name}}}"), value)
-    })
+    text.lines()
+        .filter_map(|line| line.split_once('='))
+        .fold(more.to_string(), |more, (name, value)| more.replace(&format!("{{{name}}}"), value))
 }
 
 /// The Kafka broker that all tests share. Tests keep apart by [`Kafka::prefix`] in the names of topics and groups.

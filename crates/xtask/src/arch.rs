@@ -22,12 +22,12 @@ const OWNED: [(&str, &[&str]); 10] = [
     ("lapin", &["queuebox-rabbitmq"]),
     ("async-nats", &["queuebox-nats"]),
     ("tiberius", &["queuebox-sqlserver"]),
-    ("sqlx", &["queuebox-sql", "queuebox-postgres", "queuebox-sqlite", "queuebox-mysql", "queuebox-bench"]),
+    ("sqlx", &["queuebox-sql", "queuebox-postgres", "queuebox-sqlite", "queuebox-mysql", "queuebox-lab"]),
     ("kube", &["queuebox-api", "queuebox-operator"]),
     ("k8s-openapi", &["queuebox-api", "queuebox-operator"]),
     ("jsonata-core", &["queuebox-api", "queuebox-engine"]),
     // Libraries have errors of their own, with classes; a program may be content with text.
-    ("anyhow", &["queuebox", "queuebox-bench", "queuebox-testkit", "xtask"]),
+    ("anyhow", &["queuebox", "queuebox-lab", "queuebox-testkit", "xtask"]),
     // One provider of cryptography: aws-lc through rustls.
     ("ring", &[]),
 ];
@@ -47,12 +47,9 @@ fn may_see(room: &str) -> Option<BTreeSet<&'static str>> {
         "queuebox-catalog" => {
             [&[core, "queuebox-api", "queuebox-engine", "queuebox-sql"][..], &STORES, &CONNECTORS].concat()
         }
-        "queuebox-operator" => vec![core, "queuebox-api"],
         "queuebox-admin" => vec![core, "queuebox-api", "queuebox-engine"],
-        // Measures the parts as well as the whole, against real peers.
-        "queuebox-bench" => {
-            [&[core, "queuebox-engine", "queuebox-api", "queuebox-testkit"][..], &STORES, &CONNECTORS].concat()
-        }
+        // The real engine on real databases, without manifests.
+        "queuebox-lab" => [&[core, "queuebox-engine"][..], &STORES].concat(),
         _ => return None,
     };
     Some(seen.into_iter().collect())

@@ -61,7 +61,8 @@ pub trait Inbox: Send + Sync + 'static {
     async fn admit(&self, batch: &[NewInboxRow]) -> Result<Vec<Admitted>, Fault>;
 
     /// Due pending push rows of `lanes` in the order `scheduled_at, created_at, id`, without those in `exclude`.
-    async fn waiting(&self, fence: &Fence, lanes: LaneSet, limit: u32, exclude: &[Uuid]) -> Result<Vec<PushRow>, Fault>;
+    async fn waiting(&self, fence: &Fence, lanes: LaneSet, limit: u32, exclude: &[Uuid])
+    -> Result<Vec<PushRow>, Fault>;
 
     /// Forwards a batch under the fence, `max_attempts` stamped on each new outbox row. When the database refuses the batch,
     /// each row is tried alone.

@@ -60,6 +60,9 @@ const LAP_EVERY: Duration = Duration::from_secs(5);
 /// Pause between two steps of a lap, so that it never takes more than a small part of the polls.
 const LAP_GAP: Duration = Duration::from_millis(20);
 
+/// A unit whose question was answered: what it had left behind until then, and its lane.
+type Answered = (UnitName, Option<(i64, usize)>, Lane);
+
 /// A map whose order is the same in each run, so that a simulated world repeats itself.
 type Map<K, V> = HashMap<K, V, BuildHasherDefault<DefaultHasher>>;
 
@@ -617,7 +620,7 @@ impl Window {
 
     /// Clears what was left behind of the units whose question is still the newest: what the answer brings and cannot be kept is left
     /// behind anew. Returns what was cleared.
-    fn take_left(&mut self, asked: &Asked) -> Vec<(UnitName, Option<(i64, usize)>, Lane)> {
+    fn take_left(&mut self, asked: &Asked) -> Vec<Answered> {
         let mut answered = Vec::with_capacity(asked.keys.len());
         for (unit, generation) in &asked.keys {
             let Some(state) = self.keys.get(&unit.0) else { continue };
@@ -635,18 +638,21 @@ impl Window {
         if asked.destinations.is_empty() {
             return;
         }
-        let mut found: Map<usize, (u32, Position, u64, bool)> = Map::default();
+        let mut found: Map<usize, (u32, Position, bool)> = Map::default();
         let mut fresh = Vec::new();
+        let mut total_bytes = 0;
         for row in rows {
             let (_, slot) = self.target_of(&row);
             let is_beyond = self.walk_after.is_none_or(|after| row.position() > after);
-            let (count, _, bytes, beyond) = found.get(&slot).copied().unwrap_or((0, row.position(), 0, false));
-            let size = payload_bytes(&row.payload);
-            found.insert(slot, (count + 1, row.position(), bytes + size, beyond || is_beyond));
+            let (count, _, beyond) = found.get(&slot).copied().unwrap_or((0, row.position(), false));
+            total_bytes += payload_bytes(&row.payload);
+            found.insert(slot, (count + 1, row.position(), beyond || is_beyond));
             if !is_beyond && row.key.is_none() {
                 fresh.push(row);
             }
         }
+        // The bytes run over all destinations of the read: one may have been cut short by another's rows.
+        let was_cut = total_bytes >= asked.bytes_max;
         for question in &asked.destinations {
             let answer = found.get(&question.slot);
             let at = &mut self.slots[question.slot];
@@ -656,9 +662,8 @@ impl Window {
                 }
             } else if at.behind_generation == question.generation {
                 at.behind = match answer {
-                    Some((count, last, bytes, false)) if *count >= question.limit || *bytes >= asked.bytes_max => {
-                        Some(*last)
-                    }
+                    Some((count, last, false)) if *count >= question.limit || was_cut => Some(*last),
+                    None if was_cut => at.behind,
                     _ => None,
                 };
             }

@@ -2,6 +2,8 @@
 //!
 //! `QUEUEBOX_WORLDS=20000` runs more of them; `QUEUEBOX_SEED=17 QUEUEBOX_WORLD=kills` runs one with its trace.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, reason = "tests end by panicking")]
+
 mod database;
 mod faults;
 mod store;

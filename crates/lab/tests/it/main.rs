@@ -1,5 +1,7 @@
 //! The lab on real databases.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, reason = "tests end by panicking")]
+
 use queuebox_lab::{Break, Database, Line, Shop, dual_write};
 use tempfile::TempDir;
 

@@ -85,6 +85,7 @@ async fn deliver(kafka: &KafkaDestination, message: queuebox_core::ports::Delive
 async fn broker() -> (Kafka, Direct, String) {
     let kafka = private_kafka().await;
     let direct = Direct::to(kafka.bootstrap());
+    direct.warm().await;
     let topic = direct.new_topic(3, &[]).await;
     (kafka, direct, topic)
 }

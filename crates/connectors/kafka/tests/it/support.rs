@@ -27,12 +27,19 @@ pub const USER: &str = "app";
 
 /// The broker that all tests share.
 pub async fn world() -> World {
-    // `RUST_LOG=queuebox_kafka=debug,librdkafka=debug` shows what happened in a test that fails.
+    static WARM: tokio::sync::OnceCell<()> = tokio::sync::OnceCell::const_new();
+    log();
+    let world = World { kafka: kafka().await };
+    WARM.get_or_init(|| async { world.direct().warm().await }).await;
+    world
+}
+
+/// `RUST_LOG=queuebox_kafka=debug,librdkafka=debug` shows what happened in a test that fails.
+fn log() {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .with_test_writer()
         .try_init();
-    World { kafka: kafka().await }
 }
 
 /// See [`world`].
@@ -74,6 +81,7 @@ pub struct Guarded {
 impl Guarded {
     /// Starts it.
     pub async fn start() -> Self {
+        log();
         let (sasl_port, tls_port, authority) = (free_port(), free_port(), Authority::new());
         let (password, server) = (escaped(PASSWORD), authority.server());
         let (ca, folder) = (authority.ca_path().display(), authority.ca_path().parent().unwrap());
@@ -92,7 +100,9 @@ impl Guarded {
             keystore.display()
         ))
         .await;
-        Self { kafka, sasl_port, tls_port, authority }
+        let guarded = Self { kafka, sasl_port, tls_port, authority };
+        guarded.direct().warm().await;
+        guarded
     }
 
     /// A client that needs no login.
@@ -150,6 +160,15 @@ impl Direct {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", &self.bootstrap).set("topic.metadata.refresh.interval.ms", "1000");
         config
+    }
+
+    /// Waits until a fresh broker gives ids to idempotent producers, which on a busy machine takes longer than the time-outs of
+    /// these tests.
+    pub async fn warm(&self) {
+        let topic = self.new_topic(1, &[]).await;
+        let producer: FutureProducer = self.config().set("enable.idempotence", "true").create().unwrap();
+        let sent = producer.send(FutureRecord::<str, str>::to(&topic).payload("{}"), Duration::from_secs(60)).await;
+        sent.map_err(|(error, _)| error).unwrap();
     }
 
     fn admin(&self) -> AdminClient<DefaultClientContext> {

@@ -1,7 +1,7 @@
 //! Messages per second, and processor time per message, of the connector alone, against a Kafka of its own on this machine.
 //!
 //! ```sh
-//! cargo run --release -p queuebox-kafka --example throughput -- 200000 [linger.ms=1 …]
+//! cargo run --release -p queuebox-kafka --example kafka_throughput -- 200000 [linger.ms=1 …]
 //! ```
 //!
 //! Further arguments are properties of the client library, to compare values.
