@@ -43,7 +43,7 @@ pub enum Order {
         /// Of which these are to be worked carefully.
         careful: LaneSet,
     },
-    /// Let these lanes come to rest; reported by [`Rested`].
+    /// Let these lanes come to rest; reported by [`Report::Rested`].
     Drain(LaneSet),
     /// The registration is lost: stop everything, write nothing.
     Lost,
@@ -60,9 +60,15 @@ pub enum Order {
     MayKillNoRoute(bool),
 }
 
-/// Lanes that came to rest and are not the driver's any more.
+/// What the driver tells the keeper.
 #[derive(Debug, Clone, Copy)]
-pub struct Rested(pub LaneSet);
+pub enum Report {
+    /// Lanes that came to rest and are not the driver's any more.
+    Rested(LaneSet),
+    /// The database refused the registration. It must not be used again, even if the database thought better of it: its clock may
+    /// have jumped there and back.
+    Fenced,
+}
 
 /// How long the present lease holds by the local clock. `None` = no registration.
 #[derive(Debug, Clone, Copy)]
@@ -95,7 +101,7 @@ pub struct Parts {
     /// From the keeper.
     pub orders: mpsc::UnboundedReceiver<Order>,
     /// To the keeper.
-    pub rested: mpsc::UnboundedSender<Rested>,
+    pub reports: mpsc::UnboundedSender<Report>,
     /// From the keeper.
     pub lease: watch::Receiver<Option<LocalLease>>,
     /// Wakes the driver: the forward put rows into the outbox.
@@ -233,7 +239,7 @@ impl Driver {
         let quiet = self.window.take_quiet();
         self.careful_rested = self.careful_rested.union(careful.intersect(quiet));
         if !quiet.is_empty() {
-            let _ = self.parts.rested.send(Rested(quiet));
+            let _ = self.parts.reports.send(Report::Rested(quiet));
         }
         for destination in self.window.take_probes(now) {
             let _ = self.publishers[destination].send(Command::Probe);
@@ -406,6 +412,7 @@ impl Driver {
         if fault.is_fenced() {
             tracing::warn!("The lease of this worker is lost: {}", fault.detail);
             self.lost(now);
+            let _ = self.parts.reports.send(Report::Fenced);
             return;
         }
         let first = self.failure_pause.is_zero();

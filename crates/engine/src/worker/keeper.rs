@@ -32,7 +32,7 @@ use crate::{
     config::RelayConfig,
     forward::Holding,
     metrics::Metrics,
-    outbox::driver::{LocalLease, Order, Rested},
+    outbox::driver::{LocalLease, Order, Report},
 };
 
 /// Longest pause between two looks at who is there.
@@ -66,7 +66,7 @@ pub struct Parts {
     /// To the driver.
     pub orders: mpsc::UnboundedSender<Order>,
     /// From the driver.
-    pub rested: mpsc::UnboundedReceiver<Rested>,
+    pub reports: mpsc::UnboundedReceiver<Report>,
     /// To the driver.
     pub lease: watch::Sender<Option<LocalLease>>,
     /// To the forward.
@@ -188,7 +188,10 @@ impl Keeper {
         tokio::select! {
             () = tokio::time::sleep_until(until) => {}
             _ = self.parts.stop.changed() => {}
-            Some(Rested(lanes)) = self.parts.rested.recv() => return self.hand_over(lanes).await,
+            Some(report) = self.parts.reports.recv() => match report {
+                Report::Rested(lanes) => return self.hand_over(lanes).await,
+                Report::Fenced => return Err(Fault::fenced("the database refused it.")),
+            },
         }
         Ok(())
     }
@@ -203,6 +206,8 @@ impl Keeper {
     }
 
     async fn register(&mut self) -> Result<(), Fault> {
+        // Reports about an older registration mean nothing for this one.
+        while self.parts.reports.try_recv().is_ok() {}
         let suffix: u32 = self.rng.random();
         let fence = Fence {
             worker: format!("{}-{suffix:08x}", self.parts.config.worker_name),

@@ -230,7 +230,7 @@ impl Wiring {
         stop: watch::Receiver<Option<Instant>>,
     ) -> Spine {
         let (orders_out, orders) = mpsc::unbounded_channel();
-        let (rested_out, rested) = mpsc::unbounded_channel();
+        let (reports_out, reports) = mpsc::unbounded_channel();
         let (lease_out, lease) = watch::channel(None);
         let (keeper_out, keeper) = watch::channel(KeeperState::default());
         let (driver_out, driver) = watch::channel(DriverState::default());
@@ -239,7 +239,7 @@ impl Wiring {
             store: self.store.clone(),
             metrics: self.metrics.clone(),
             orders,
-            rested: rested_out,
+            reports: reports_out,
             lease,
             nudge,
             state: driver_out,
@@ -250,7 +250,7 @@ impl Wiring {
             store: self.store,
             metrics: self.metrics,
             orders: orders_out.clone(),
-            rested,
+            reports,
             lease: lease_out,
             holding,
             inbox_in_use,
