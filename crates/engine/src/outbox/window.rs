@@ -953,17 +953,18 @@ impl Window {
                 let sequence = position.sequence;
                 // Contract 4.3: a child waits for earlier plain rows; a plain row for earlier children of its destination.
                 let crossed = match child {
-                    Some(_) => plain_lowest.is_some_and(|lowest| lowest < sequence),
+                    // An earlier row that came back meets a later one under way: it waits, too.
+                    Some(_) => state.plain.busy.is_some() || plain_lowest.is_some_and(|lowest| lowest < sequence),
                     None => {
                         let name = match entry.target {
                             Target::One { destination, .. } => Some(self.slots[destination].name.clone()),
                             _ => None,
                         };
                         name.is_some_and(|name| {
-                            state
-                                .children
-                                .iter()
-                                .any(|(at, unit)| *at == name && unit.lowest().is_some_and(|lowest| lowest < sequence))
+                            state.children.iter().any(|(at, unit)| {
+                                let is_earlier = unit.lowest().is_some_and(|lowest| lowest < sequence);
+                                *at == name && (unit.busy.is_some() || is_earlier)
+                            })
                         })
                     }
                 };
