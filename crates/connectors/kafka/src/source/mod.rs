@@ -4,7 +4,7 @@
 //! - An offset is committed only for the unbroken run of records that the intake took, and only while the partition is ours.
 //! - A partition has at most one batch with the intake, so its records are stored in order. All partitions together have
 //!   at most `maxPollRecords` records there.
-//! - The consumer is polled at least every [`consumer::POLL_MAX`], whatever the intake or a partition in trouble does, so it
+//! - The consumer is polled at least every `consumer::POLL_MAX`, whatever the intake or a partition in trouble does, so it
 //!   never leaves its group for being slow.
 //! - The client library's blocking calls run on the source's own thread, never on the runtime.
 
