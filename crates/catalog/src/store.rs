@@ -78,7 +78,10 @@ fn postgres(
     secrets: &Arc<dyn SecretResolver>,
 ) -> Result<PostgresConfig, Fault> {
     let mut config = postgres_server(server, secrets)?;
-    config.schema.clone_from(&server.schema);
+    // What the manifest does not say, the URL may have said.
+    if server.schema.is_some() {
+        config.schema.clone_from(&server.schema);
+    }
     config.pool_size = relay.database.pool_size;
     config.connect_timeout = relay.database.connect_timeout;
     config.names = table_names(&relay.database);
@@ -94,9 +97,8 @@ fn postgres(
 fn postgres_server(server: &checked::Server, secrets: &Arc<dyn SecretResolver>) -> Result<PostgresConfig, Fault> {
     let mut config = match &server.login {
         checked::DatabaseLogin::Url(reference) => {
-            let url =
-                secrets.resolve(reference).map_err(|error| Fault::misconfigured("url_from", error.to_string()))?;
-            PostgresConfig::from_url(url.expose())
+            // Read again for each connection: a rotated password needs no restart.
+            PostgresConfig::from_url_provider(&secret::postgres(reference, secrets))
                 .map_err(|error| Fault::misconfigured("url_from", format!("{reference}: {error}")))?
         }
         checked::DatabaseLogin::Parts { host, port, database, username, password } => PostgresConfig::new(Target {
@@ -119,8 +121,10 @@ fn postgres_server(server: &checked::Server, secrets: &Arc<dyn SecretResolver>) 
         };
     }
     let files = &server.tls.files;
-    tls.ca = files.ca.as_ref().map(|ca| secret::postgres(ca, secrets));
-    tls.cert = files.cert.as_ref().map(|cert| secret::postgres(cert, secrets));
-    tls.key = files.key.as_ref().map(|key| secret::postgres(key, secrets));
+    for (given, used) in [(&files.ca, &mut tls.ca), (&files.cert, &mut tls.cert), (&files.key, &mut tls.key)] {
+        if let Some(reference) = given {
+            *used = Some(secret::postgres(reference, secrets));
+        }
+    }
     Ok(config)
 }

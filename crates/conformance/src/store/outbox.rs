@@ -716,6 +716,7 @@ pub async fn abandoned_rows_are_recovered<H: StoreHarness>() {
     assert_eq!(w.store.recover(&fence, LaneSet::EMPTY, 5).await.unwrap(), Default::default());
     let recovered = w.store.recover(&fence, w.all_lanes(), 5).await.unwrap();
     assert_eq!((recovered.pending, recovered.dead, recovered.unexpired), (2, 0, 1));
+    assert_eq!(recovered.waiting.len(), 1, "only the lane of that row waits");
     let first = w.row(rows[0]).await;
     assert_eq!((first.state, first.attempt, first.crashes), (State::Pending, 2, 1));
     assert!(first.is_unclaimed());

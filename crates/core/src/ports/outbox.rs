@@ -166,9 +166,11 @@ pub struct Recovered {
     pub pending: u64,
     /// Rows that reached `max_crashes` and are `dead`, code `crashes`.
     pub dead: u64,
-    /// Rows of the lanes that are `processing` under somebody else's token and a lease that has not ended. They hold the later rows
-    /// of their keys, so a lane is worked only when there are none left.
+    /// Rows of the lanes that are still `processing` and not ours: under somebody else's token and a lease that has not ended, or
+    /// beyond the bound of one call.
     pub unexpired: u64,
+    /// The lanes of these rows. They hold the later rows of their keys, so such a lane is not worked yet; the others are.
+    pub waiting: LaneSet,
 }
 
 /// Gauges of the table, counted up to a bound.

@@ -94,6 +94,8 @@ struct Live {
     unrecovered: LaneSet,
     /// Of these, lanes whose owner's lease had ended. Remembered from before the take, whose reply may be lost.
     inherited: LaneSet,
+    /// Of the unrecovered, lanes with a row whose foreign lease has not ended.
+    waiting: LaneSet,
 }
 
 /// See the module.
@@ -234,6 +236,7 @@ impl Keeper {
             leaving: BTreeMap::new(),
             unrecovered: LaneSet::EMPTY,
             inherited: LaneSet::EMPTY,
+            waiting: LaneSet::EMPTY,
         };
         tracing::info!(worker = fence.worker, "Registered.");
         self.parts.state.send_modify(|state| state.fence = Some(fence.clone()));
@@ -384,18 +387,24 @@ impl Keeper {
         }
         let recovered = self.parts.store.recover(&live.fence, lanes, self.parts.config.outbox.max_crashes).await?;
         self.parts.metrics.recovered(&recovered);
-        if recovered.unexpired > 0 {
+        let waiting = recovered.waiting.intersect(lanes);
+        if !waiting.minus(live.waiting).is_empty() {
             tracing::info!(
                 rows = recovered.unexpired,
-                "Rows of these lanes are claimed under a lease that has not ended; waiting for it."
+                lanes = waiting.len(),
+                "Rows are claimed under a lease that has not ended; their lanes wait for it."
             );
+        }
+        live.waiting = waiting;
+        live.unrecovered = waiting;
+        let free = lanes.minus(waiting);
+        if free.is_empty() {
             return Ok(());
         }
-        live.unrecovered = LaneSet::EMPTY;
-        let careful = lanes.intersect(live.inherited);
-        live.inherited = live.inherited.minus(lanes);
-        live.outbox = live.outbox.union(lanes);
-        let _ = self.parts.orders.send(Order::Own { fence: live.fence.clone(), lanes, careful });
+        let careful = free.intersect(live.inherited);
+        live.inherited = live.inherited.minus(free);
+        live.outbox = live.outbox.union(free);
+        let _ = self.parts.orders.send(Order::Own { fence: live.fence.clone(), lanes: free, careful });
         Ok(())
     }
 

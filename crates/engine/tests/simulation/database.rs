@@ -292,6 +292,7 @@ impl Database {
             let ended = row.lease.is_none_or(|lease| lease <= now);
             if row.state == State::Processing && !ended && row.token != Some(fence.token) && lanes.contains(lane) {
                 recovered.unexpired += 1;
+                recovered.waiting.insert(lane);
             }
             if row.state == State::Processing && ended && lanes.contains(lane) {
                 row.crashes += 1;

@@ -154,12 +154,20 @@ SELECT clock_timestamp(), i.{i.scheduled_at}
 
 impl PostgresStore {
     /// Stores a batch. When the database refuses it for a row, halves are tried, so that one row in a thousand costs about ten
-    /// statements more.
+    /// statements more. What may pass (a trigger that raises) ends the batch there, since later rows of the aggregate must not
+    /// go ahead: the rows from there on are answered with it.
     async fn admit_batch(&self, batch: &[NewInboxRow], answers: &mut Vec<Admitted>) -> Result<(), Error> {
         let mut ranges = vec![batch];
         while let Some(rows) = ranges.pop() {
             match self.admit_rows(rows).await {
                 Ok(admitted) => answers.extend(admitted),
+                Err(error) if error.is_of_one_row() && classify(&error).class != Class::Refused => {
+                    if answers.is_empty() {
+                        return Err(error);
+                    }
+                    answers.resize(batch.len(), Admitted::Refused(classify(&error)));
+                    return Ok(());
+                }
                 Err(error) if error.is_of_one_row() && rows.len() > 1 => {
                     let (first, second) = rows.split_at(rows.len() / 2);
                     ranges.extend([second, first]);

@@ -22,9 +22,20 @@ mod code {
     pub const NOTADB: i32 = 26;
 }
 
+/// The extended code of `RAISE` in a trigger.
+const RAISED: i32 = 1811;
+
+fn extended(error: &sqlx::Error) -> Option<i32> {
+    errors::code(error)?.parse().ok()
+}
+
+/// A trigger raised: it may be taken away again, so the row is not refused for good.
+pub(crate) fn is_raised(error: &sqlx::Error) -> bool {
+    extended(error) == Some(RAISED)
+}
+
 fn primary(error: &sqlx::Error) -> Option<i32> {
-    let extended: i32 = errors::code(error)?.parse().ok()?;
-    Some(extended & 0xff)
+    Some(extended(error)? & 0xff)
 }
 
 /// Another connection has the lock: BUSY, BUSY_SNAPSHOT, BUSY_RECOVERY, BUSY_TIMEOUT, LOCKED.
@@ -32,7 +43,8 @@ pub(crate) fn is_busy(error: &sqlx::Error) -> bool {
     matches!(primary(error), Some(code::BUSY | code::LOCKED))
 }
 
-/// The database refuses this statement's values: it would refuse them again, and the transaction goes on.
+/// The database refuses this statement's values, or a trigger does: the other rows may be tried without it, and the transaction
+/// goes on.
 pub(crate) fn is_refused(error: &sqlx::Error) -> bool {
     matches!(primary(error), Some(code::CONSTRAINT | code::TOOBIG | code::MISMATCH))
 }
@@ -56,6 +68,7 @@ pub fn classify(error: &sqlx::Error) -> Fault {
         Some(code::CORRUPT | code::NOTADB) => {
             (Class::Misconfigured, "corrupt", "the file is damaged or no SQLite database; restore it")
         }
+        Some(code::CONSTRAINT) if is_raised(error) => (Class::Transient, "raised", ""),
         Some(code::CONSTRAINT) => (Class::Refused, "constraint", ""),
         Some(code::TOOBIG) => (Class::Refused, "too_big", ""),
         Some(code::MISMATCH) => (Class::Refused, "wrong_type", ""),

@@ -14,7 +14,14 @@ use queuebox_core::{
 use serde_json::{Value, json};
 use sqlx::{Row as _, Sqlite, query::Query, sqlite::SqliteArguments};
 
-use crate::{SqliteStore, classify, classify::is_refused, lanes::LANE, outbox, session::Session, ticks};
+use crate::{
+    SqliteStore, classify,
+    classify::{is_raised, is_refused},
+    lanes::LANE,
+    outbox,
+    session::Session,
+    ticks,
+};
 
 const COLUMNS: &str = "INSERT INTO {inbox} ({i.id}, {i.source}, {i.idempotency_key}, {i.aggregate_id}, {i.event_type},
   {i.payload}, {i.headers}, {i.correlation_id}, {i.consumption}, {i.topic}, {i.trace_parent}, {i.state}, {i.last_error},
@@ -120,6 +127,8 @@ impl SqliteStore {
     ) -> Result<(), Fault> {
         let new = match self.insert(session, rows).await {
             Ok(new) => new,
+            // It may pass, and later rows of the aggregate must not go ahead meanwhile: nothing of the batch is stored.
+            Err(error) if is_raised(&error) => return Err(classify(&error)),
             // The statement alone was undone, the transaction goes on: find the guilty row.
             Err(error) if is_refused(&error) && rows.len() > 1 => {
                 for row in rows {

@@ -184,6 +184,11 @@ impl Batches {
     }
 }
 
+/// The one lane, or none.
+fn lane_if(wanted: bool) -> LaneSet {
+    if wanted { LaneSet::first(1) } else { LaneSet::EMPTY }
+}
+
 impl SqliteStore {
     /// Writes the outcomes; returns the ids of rows that were not as they were read.
     async fn settle(&self, session: &mut Session, fence: &Fence, settles: &[Settle]) -> Result<Vec<Uuid>, Fault> {
@@ -346,7 +351,7 @@ impl Outbox for SqliteStore {
         let found = self.abandoned(&mut session, fence).await?;
         session.commit().await?;
         if found.0 == 0 {
-            return Ok(Recovered { unexpired: found.1, ..Recovered::default() });
+            return Ok(Recovered { unexpired: found.1, waiting: lane_if(found.1 > 0), ..Recovered::default() });
         }
         let mut session = self.write(Some(fence)).await?;
         let states: Vec<String> = sqlx::query_scalar(self.sql(RECOVER))
@@ -359,7 +364,8 @@ impl Outbox for SqliteStore {
         let left = self.abandoned(&mut session, fence).await?;
         session.commit().await?;
         let dead = states.iter().filter(|state| *state == "dead").count() as u64;
-        Ok(Recovered { pending: states.len() as u64 - dead, dead, unexpired: left.0 + left.1 })
+        let unexpired = left.0 + left.1;
+        Ok(Recovered { pending: states.len() as u64 - dead, dead, unexpired, waiting: lane_if(unexpired > 0) })
     }
 
     async fn expand(&self, fence: &Fence, parents: &[Expansion]) -> Result<Vec<Uuid>, Fault> {

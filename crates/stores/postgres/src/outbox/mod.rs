@@ -68,12 +68,16 @@ const RECOVER: &str = "
       FROM expired e
      WHERE o.{o.id} = e.id AND o.{o.state} = 'processing'
        AND (o.{o.lease_expires_at} IS NULL OR o.{o.lease_expires_at} <= clock_timestamp())
-    RETURNING o.{o.state} AS state
+    RETURNING o.{o.id} AS id, o.{o.state} AS state
+), waiting AS (
+    SELECT count(*) AS rows, coalesce(bit_or(1::bigint << {o.lane}), 0) AS lanes
+      FROM {outbox} o
+     WHERE o.{o.state} = 'processing' AND ($3::bigint = -1 OR ($3::bigint >> {o.lane}) & 1 = 1)
+       AND (o.{o.claim_token} IS DISTINCT FROM $2 OR o.{o.lease_expires_at} <= (SELECT now FROM clock))
+       AND NOT EXISTS (SELECT FROM recovered r WHERE r.id = o.{o.id})
 )
 SELECT (SELECT count(*) FROM recovered WHERE state = 'pending'), (SELECT count(*) FROM recovered WHERE state = 'dead'),
-       (SELECT count(*) FROM {outbox} o
-         WHERE o.{o.state} = 'processing' AND ($3::bigint = -1 OR ($3::bigint >> {o.lane}) & 1 = 1)
-           AND o.{o.claim_token} IS DISTINCT FROM $2 AND o.{o.lease_expires_at} > (SELECT now FROM clock))
+       (SELECT rows FROM waiting), (SELECT lanes FROM waiting)
   FROM fence";
 
 const EXPAND: &str = "
@@ -170,11 +174,13 @@ impl PostgresStore {
             .bind(error);
         let rows = self.db.rows(&self.fenced("recover", RECOVER), args).await?;
         let mut cells = Cells::of(rows.first().ok_or(Error::Fenced)?);
-        let (pending, dead, unexpired): (i64, i64, i64) = (cells.next()?, cells.next()?, cells.next()?);
+        let (pending, dead): (i64, i64) = (cells.next()?, cells.next()?);
+        let (unexpired, waiting): (i64, i64) = (cells.next()?, cells.next()?);
         Ok(Recovered {
             pending: pending.unsigned_abs(),
             dead: dead.unsigned_abs(),
             unexpired: unexpired.unsigned_abs(),
+            waiting: LaneSet::from_bits(waiting.cast_unsigned()),
         })
     }
 

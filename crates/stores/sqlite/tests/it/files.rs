@@ -220,6 +220,27 @@ async fn a_merging_collation_is_a_failure_not_a_duplicate() {
     assert!(matches!(answers[..], [Admitted::New(_), Admitted::Collision(_), Admitted::Duplicate]), "{answers:?}");
 }
 
+/// A trigger of the application raises for one row. It may be taken away again, so nothing of the batch is stored: later messages of
+/// the aggregate must not go ahead. The engine then tries them one by one.
+#[tokio::test]
+async fn a_row_that_a_trigger_refuses_is_no_refusal() {
+    let w = World::<SqliteHarness>::start().await;
+    let mut app = w.h.connect().await;
+    run(
+        &mut app,
+        "CREATE TRIGGER refuse BEFORE INSERT ON inbox WHEN NEW.idempotency_key = 'b' BEGIN SELECT RAISE(ABORT, 'no'); END",
+    )
+    .await;
+    let message = queuebox_conformance::store::inbox::message;
+    let batch = [message("s", "a"), message("s", "b"), message("s", "c")];
+    let fault = w.store.admit(&batch).await.unwrap_err();
+    assert_eq!((fault.class, fault.code.as_ref()), (Class::Transient, "raised"));
+    assert_eq!(w.store.admit(&batch[..1]).await.unwrap(), [Admitted::New(batch[0].id)], "it was not stored before");
+    run(&mut app, "DROP TRIGGER refuse").await;
+    let answers = w.store.admit(&batch).await.unwrap();
+    assert_eq!(answers, [Admitted::Duplicate, Admitted::New(batch[1].id), Admitted::New(batch[2].id)]);
+}
+
 /// In tables without our checks, a row that cannot be read stays where it is and stops nobody.
 #[tokio::test]
 async fn an_unreadable_row_hurts_only_itself() {
