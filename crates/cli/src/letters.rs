@@ -45,7 +45,7 @@ pub enum Output {
     /// For people.
     #[default]
     Text,
-    /// The JSON of the admin API.
+    /// JSON, as the ports of QueueBox answer.
     Json,
 }
 

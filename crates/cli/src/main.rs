@@ -10,6 +10,7 @@ mod letters;
 mod management;
 mod manifests;
 mod migrate;
+mod observe;
 mod serve;
 
 use std::process::ExitCode;
@@ -54,6 +55,12 @@ enum Command {
     Dead(letters::Dead),
     /// Put finished rows back to pending: dead ones, or those of the states named.
     Replay(letters::Change),
+    /// What a running worker says of itself: backlog, sources, destinations, database.
+    Status(observe::Options),
+    /// What keeps a running worker from delivering, the cause of the others first.
+    Explain(observe::Options),
+    /// Ask a URL, such as a worker's /readyz; exit 0 when it answers 2xx.
+    Probe(observe::Probe),
     /// Turn a classic queuebox.yml into manifests.
     Convert(manifests::ConvertOptions),
     /// Experiments that show why QueueBox exists.
@@ -79,6 +86,9 @@ async fn main() -> ExitCode {
         Command::Migrate(options) => migrate::run(&options).await,
         Command::Dead(command) => letters::dead(&command).await,
         Command::Replay(change) => letters::replay_rows(&change).await,
+        Command::Status(options) => observe::status(&options).await,
+        Command::Explain(options) => observe::explain(&options).await,
+        Command::Probe(options) => observe::probe(&options).await,
         Command::Convert(options) => manifests::convert(&options),
         Command::Lab(lab) => lab::run(lab).await,
         Command::Demo(options) => demo::run(&options).await,

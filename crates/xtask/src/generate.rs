@@ -1,13 +1,15 @@
 //! Files that are written by the program itself and checked in, so that readers and charts have them.
 //!
-//! Each file has a producer: a command of the `queuebox` binary whose standard output is the file.
+//! Each file has a producer: a command of the `queuebox` binary whose standard output is the file, or [`crate::chart`].
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// A generated file and the arguments that make the binary print it.
+use crate::chart;
+
+/// A generated file and the arguments that make the binary print it; the CRDs first, which the chart is made from.
 const FILES: [(&str, &[&str]); 3] = [
     ("crds/queuebox.yaml", &["generate", "crds"]),
     ("docs/reference/metrics.md", &["generate", "metrics"]),
@@ -21,9 +23,13 @@ pub fn run(check: bool, binary: Option<PathBuf>) -> Result<Vec<String>> {
         None => build()?,
     };
     let mut stale = Vec::new();
+    let mut files = Vec::new();
     for (file, arguments) in FILES {
-        let fresh = print(&binary, arguments)?;
-        let path = crate::root().join(file);
+        files.push((file.to_owned(), print(&binary, arguments)?));
+    }
+    files.extend(chart::files(&files[0].1)?);
+    for (file, fresh) in files {
+        let path = crate::root().join(&file);
         if std::fs::read_to_string(&path).is_ok_and(|text| text == fresh) {
             continue;
         }
@@ -31,7 +37,7 @@ pub fn run(check: bool, binary: Option<PathBuf>) -> Result<Vec<String>> {
             stale.push(format!("{file} is out of date: run `cargo xtask gen`"));
         } else {
             std::fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
-            std::fs::write(&path, fresh).with_context(|| file.to_string())?;
+            std::fs::write(&path, fresh).with_context(|| file.clone())?;
             println!("wrote {file}");
         }
     }

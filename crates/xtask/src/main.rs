@@ -5,6 +5,7 @@
 //! program it asks the built binary.
 
 mod arch;
+mod chart;
 mod conformance;
 mod generate;
 
@@ -25,7 +26,7 @@ struct Arguments {
 enum Task {
     /// Check the law of dependencies (ARCHITECTURE.md) against `cargo metadata`
     Arch,
-    /// Write the generated files: CRDs, CLI reference, metrics table
+    /// Write the generated files: CRDs, CLI reference, metrics table, the chart's share
     Gen {
         /// Only say which files are out of date; exit 1 if any is
         #[arg(long)]
