@@ -14,9 +14,10 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
+# Without the starter of servers for `queuebox bench`: in a container they are named.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/src/target \
-    cargo build --locked --release -p queuebox \
+    cargo build --locked --release -p queuebox --no-default-features \
     && install -D -m755 target/release/queuebox /out/queuebox \
     && strip --strip-debug /out/queuebox
 

@@ -6,6 +6,7 @@
 // Each scenario uses a part of the helpers.
 #![allow(dead_code)]
 
+mod bench;
 mod cases;
 mod scenarios;
 mod support;

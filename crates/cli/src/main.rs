@@ -2,6 +2,7 @@
 //!
 //! Exit codes of every command: 0 done, 1 failed, 2 wrong usage (contract 2.5.8).
 
+mod bench;
 mod check;
 mod demo;
 mod generate;
@@ -68,6 +69,8 @@ enum Command {
     Lab(lab::Lab),
     /// Show the main job on SQLite: committed rows and a webhook on their way to a small receiver.
     Demo(demo::Options),
+    /// How fast it is on this machine: rungs side by side, on servers that flush their commits.
+    Bench(bench::Options),
     /// Print a file that is generated from this program.
     #[command(subcommand)]
     Generate(generate::Generate),
@@ -92,6 +95,7 @@ async fn main() -> ExitCode {
         Command::Convert(options) => manifests::convert(&options),
         Command::Lab(lab) => lab::run(lab).await,
         Command::Demo(options) => demo::run(&options).await,
+        Command::Bench(options) => bench::run(options).await,
         Command::Generate(what) => {
             generate::run(what, &mut <Arguments as clap::CommandFactory>::command());
             Ok(())

@@ -145,6 +145,11 @@ pub async fn private_kafka() -> Kafka {
 /// [`private_kafka`] with more lines for `server.properties`; a later line wins, and `{name}` stands for the value before:
 /// `listeners={listeners},SASL://127.0.0.1:1234`.
 pub async fn private_kafka_with(properties: &str) -> Kafka {
+    try_private_kafka_with(properties).await.unwrap_or_else(|error| panic!("{error:#}"))
+}
+
+/// [`private_kafka_with`] with an error instead of a panic.
+pub async fn try_private_kafka_with(properties: &str) -> Result<Kafka> {
     crate::init();
     let more = properties.to_string();
     let server = blocking(move || {
@@ -155,7 +160,7 @@ pub async fn private_kafka_with(properties: &str) -> Kafka {
             Ok(std::fs::write(&file, text + &more)?)
         })
     });
-    Kafka { server: server.await.unwrap_or_else(|error| panic!("{error:#}")) }
+    Ok(Kafka { server: server.await? })
 }
 
 process_methods!(Kafka);

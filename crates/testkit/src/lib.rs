@@ -28,16 +28,20 @@ mod tls;
 mod wait;
 
 pub use child::Signal;
-pub use kafka::{Kafka, KafkaProxy, kafka, private_kafka, private_kafka_with, try_kafka};
+pub use kafka::{Kafka, KafkaProxy, kafka, private_kafka, private_kafka_with, try_kafka, try_private_kafka_with};
 pub use kubernetes::{Kubernetes, kubernetes, private_kubernetes, try_kubernetes};
-pub use nats::{Nats, nats, private_nats, private_nats_with, try_nats};
+pub use nats::{Nats, nats, private_nats, private_nats_with, try_nats, try_private_nats_with};
 pub use packages::{cache_dir, target_dir, workspace_root};
 pub use pgbouncer::{PgBouncer, PoolMode, pgbouncer};
 pub use ports::free_port;
-pub use postgres::{Postgres, postgres, private_postgres, private_postgres_with, try_postgres};
+pub use postgres::{
+    Postgres, postgres, private_postgres, private_postgres_with, try_postgres, try_private_postgres_with,
+};
 pub use process::{Process, ProcessBuilder, Unfinished, queuebox_binary};
 pub use proxy::{Proxy, ProxyMode};
-pub use rabbitmq::{RabbitMq, private_rabbitmq, private_rabbitmq_with, rabbitmq, try_rabbitmq};
+pub use rabbitmq::{
+    RabbitMq, private_rabbitmq, private_rabbitmq_with, rabbitmq, try_private_rabbitmq_with, try_rabbitmq,
+};
 pub use recorder::{Answer, Ending, Recorded, Recorder};
 pub use tls::{Authority, Identity};
 pub use wait::{eventually, eventually_ok, init};

@@ -86,6 +86,11 @@ pub async fn private_nats() -> Nats {
 
 /// [`private_nats`] with more lines for its configuration file, for instance users or TLS.
 pub async fn private_nats_with(config: &str) -> Nats {
+    try_private_nats_with(config).await.unwrap_or_else(|error| panic!("{error:#}"))
+}
+
+/// [`private_nats_with`] with an error instead of a panic.
+pub async fn try_private_nats_with(config: &str) -> Result<Nats> {
     crate::init();
     let more = config.to_string();
     let server = blocking(move || {
@@ -95,7 +100,7 @@ pub async fn private_nats_with(config: &str) -> Nats {
             Ok(std::fs::write(&config, text)?)
         })
     });
-    Nats { server: server.await.unwrap_or_else(|error| panic!("{error:#}")) }
+    Ok(Nats { server: server.await? })
 }
 
 process_methods!(Nats);

@@ -117,10 +117,15 @@ pub async fn private_postgres() -> Postgres {
 /// Two are more than settings: `pg_hba` replaces the rules for logins, and the file of `ssl_key_file` is copied to where
 /// the server accepts it.
 pub async fn private_postgres_with(settings: &[(&str, &str)]) -> Postgres {
+    try_private_postgres_with(settings).await.unwrap_or_else(|error| panic!("{error:#}"))
+}
+
+/// [`private_postgres_with`] with an error instead of a panic.
+pub async fn try_private_postgres_with(settings: &[(&str, &str)]) -> Result<Postgres> {
     crate::init();
     let settings: Vec<(String, String)> = settings.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
     let server = blocking(move || Server::private(|folder, launch, _| adjust(folder, launch, settings)));
-    Postgres { server: server.await.unwrap_or_else(|error| panic!("{error:#}")) }
+    Ok(Postgres { server: server.await? })
 }
 
 fn adjust(folder: &Path, launch: &mut Launch, settings: Vec<(String, String)>) -> Result<()> {

@@ -109,6 +109,11 @@ pub async fn private_rabbitmq() -> RabbitMq {
 
 /// [`private_rabbitmq`] with more lines for `rabbitmq.conf`, for instance TLS listeners.
 pub async fn private_rabbitmq_with(config: &str) -> RabbitMq {
+    try_private_rabbitmq_with(config).await.unwrap_or_else(|error| panic!("{error:#}"))
+}
+
+/// [`private_rabbitmq_with`] with an error instead of a panic.
+pub async fn try_private_rabbitmq_with(config: &str) -> Result<RabbitMq> {
     crate::init();
     let more = config.to_string();
     let server = blocking(move || {
@@ -118,8 +123,8 @@ pub async fn private_rabbitmq_with(config: &str) -> RabbitMq {
             Ok(std::fs::write(&file, text)?)
         })
     });
-    let server = server.await.unwrap_or_else(|error| panic!("{error:#}"));
-    RabbitMq { server, http: reqwest::Client::new() }
+    let server = server.await?;
+    Ok(RabbitMq { server, http: reqwest::Client::new() })
 }
 
 process_methods!(RabbitMq);

@@ -13,21 +13,25 @@ const CONNECTORS: [&str; 4] = ["queuebox-http", "queuebox-rabbitmq", "queuebox-k
 /// What tests may use in addition, in every room.
 const FOR_TESTS: [&str; 2] = ["queuebox-testkit", "queuebox-conformance"];
 
-/// Rooms that see everything because they put the parts together: the binary and the whole-program tests.
-const COMPOSERS: [&str; 2] = ["queuebox", "queuebox-tests"];
+/// Rooms that see everything because they put the parts together: the binary, the ladder of speed and the whole-program tests.
+const COMPOSERS: [&str; 3] = ["queuebox", "queuebox-bench", "queuebox-tests"];
 
 /// Foreign crates that belong to some rooms only.
 const OWNED: [(&str, &[&str]); 10] = [
-    ("rdkafka", &["queuebox-kafka"]),
-    ("lapin", &["queuebox-rabbitmq"]),
-    ("async-nats", &["queuebox-nats"]),
+    // The ladder makes the topics, queues and streams that it fills.
+    ("rdkafka", &["queuebox-kafka", "queuebox-bench"]),
+    ("lapin", &["queuebox-rabbitmq", "queuebox-bench"]),
+    ("async-nats", &["queuebox-nats", "queuebox-bench"]),
     ("tiberius", &["queuebox-sqlserver"]),
-    ("sqlx", &["queuebox-sql", "queuebox-postgres", "queuebox-sqlite", "queuebox-mysql", "queuebox-lab"]),
+    (
+        "sqlx",
+        &["queuebox-sql", "queuebox-postgres", "queuebox-sqlite", "queuebox-mysql", "queuebox-lab", "queuebox-bench"],
+    ),
     ("kube", &["queuebox-api", "queuebox-operator"]),
     ("k8s-openapi", &["queuebox-api", "queuebox-operator"]),
     ("jsonata-core", &["queuebox-api", "queuebox-engine"]),
     // Libraries have errors of their own, with classes; a program may be content with text.
-    ("anyhow", &["queuebox", "queuebox-lab", "queuebox-testkit", "xtask"]),
+    ("anyhow", &["queuebox", "queuebox-bench", "queuebox-lab", "queuebox-testkit", "xtask"]),
     // One provider of cryptography: aws-lc through rustls.
     ("ring", &[]),
 ];
