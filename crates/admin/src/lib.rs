@@ -15,6 +15,7 @@
 
 mod admin;
 mod answer;
+mod door;
 mod health;
 pub mod replay;
 mod status;
@@ -36,8 +37,8 @@ use queuebox_core::ports::{
 use queuebox_engine::{metrics::Metrics, worker::WorkerState};
 use tokio::sync::watch;
 
-pub use crate::admin::AdminAuth;
 use crate::{admin::Admin, answer::Failure, health::DatabaseCheck, transform_test::TransformTest};
+pub use crate::{admin::AdminAuth, door::Door};
 
 /// Where the worker stands in its life (contract 12.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
-use queuebox_admin::Readiness;
+use queuebox_admin::{Door, Readiness};
 use queuebox_catalog::{BrokerSource, Catalog, HttpSourceParts, Opened, open_store};
 use queuebox_core::{
     Class, Fault,
@@ -18,7 +18,7 @@ use queuebox_engine::{
 };
 use queuebox_http::DataPort;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle, time::Instant};
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
     management,
@@ -64,7 +64,7 @@ pub struct Server {
     stop_receiving: CancellationToken,
     ready: watch::Sender<Readiness>,
     tasks: Vec<JoinHandle<()>>,
-    management: JoinHandle<()>,
+    management: Option<AbortOnDropHandle<()>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -83,8 +83,19 @@ impl Server {
         let catalog = Catalog::new(&relay, secrets.clone());
         // Ports first: a port that is taken is found before anything is done to the database.
         let data = listen(relay.http.port, "http.port").await?;
-        let management = listen(relay.http.management_port, "http.managementPort").await?;
-        let sources = catalog.sources()?;
+        let (door, data_port) = (Door::default(), data.local_addr()?);
+        let (management, management_port) = if one_port(&relay) {
+            (None, data_port)
+        } else {
+            let listener = listen(relay.http.management_port, "http.managementPort").await?;
+            let port = listener.local_addr()?;
+            // Probes are answered while the database is waited for.
+            (Some(AbortOnDropHandle::new(tokio::spawn(serve_management(listener, door.router())))), port)
+        };
+        let mut sources = catalog.sources()?;
+        if one_port(&relay) {
+            sources.port.fallback = Some(door.router());
+        }
         let worker_config = catalog.worker(version, host_name())?;
         let metrics = Arc::new(Metrics::new(env!("CARGO_PKG_VERSION"))?);
         let (database, schema) = database(&relay, &secrets).await?;
@@ -92,7 +103,6 @@ impl Server {
 
         let worker = Worker::start(worker_config, store.clone(), metrics.clone(), fresh_seed());
         let stop_receiving = CancellationToken::new();
-        let (data_port, management_port) = (data.local_addr()?, management.local_addr()?);
         let mut tasks = Vec::new();
         let pollers = start_pollers(sources.brokers, &worker, &stop_receiving, &mut tasks);
 
@@ -112,12 +122,7 @@ impl Server {
             pollers,
             secrets,
         })?;
-        let management = tokio::spawn(async move {
-            let service = router.into_make_service_with_connect_info::<SocketAddr>();
-            if let Err(error) = axum::serve(management, service).await {
-                tracing::error!(%error, "The management port ended.");
-            }
-        });
+        door.open(router);
         ready.send_replace(Readiness::Ready);
         Ok(Self {
             worker,
@@ -159,7 +164,19 @@ impl Server {
         tokio::join!(self.worker.stop(left), receiving);
         tracing::debug!(delay = ?self.drain.shutdown_delay, "Receiving has ended.");
         self.store.close().await;
-        self.management.abort();
+        drop(self.management);
+    }
+}
+
+/// A classic file without `server.managementPort` has everything on the data port (contract 12.1).
+fn one_port(relay: &queuebox_api::checked::Relay) -> bool {
+    relay.http.port == relay.http.management_port
+}
+
+async fn serve_management(listener: TcpListener, router: axum::Router) {
+    let service = router.into_make_service_with_connect_info::<SocketAddr>();
+    if let Err(error) = axum::serve(listener, service).await {
+        tracing::error!(%error, "The management port ended.");
     }
 }
 

@@ -33,6 +33,9 @@ async fn start_waits_for_the_database(kind: Kind) {
     let worker = world.spawn();
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(worker.process.is_running(), "it gave up");
+    // A restart would not help: it is alive, and takes no traffic.
+    assert_eq!(worker.get("/livez").await.status, 200);
+    assert_eq!(worker.get("/readyz").await.status, 503);
     proxy.set(ProxyMode::Pass);
     worker.ready().await;
     let id = world.db.insert(OutboxRow::new("order", 1)).await;

@@ -6,7 +6,8 @@
 
 use std::{convert::Infallible, future::Future, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
 
-use hyper::{server::conn::http1, service::service_fn};
+use axum::extract::ConnectInfo;
+use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -73,10 +74,15 @@ impl DataPort {
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "TCP_NODELAY cannot be set");
         }
+        let peer = stream.peer_addr().ok();
         let log = HeadLog::default();
         let (stream, half_read) = (Logged::new(stream, log.clone()), log.clone());
-        let service = service_fn(move |request| {
+        let service = service_fn(move |mut request: Request<Incoming>| {
             let (port, log) = (self.clone(), log.clone());
+            // For the log of the admin API, where it is on this port.
+            if let (Some(peer), true) = (peer, port.config.fallback.is_some()) {
+                request.extensions_mut().insert(ConnectInfo(peer));
+            }
             async move {
                 let spelling = log.take();
                 let response = port.handle(request, &spelling).await;
