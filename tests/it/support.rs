@@ -571,6 +571,11 @@ pub struct Worker {
 }
 
 impl Worker {
+    /// A program that was started otherwise than by a [`World`].
+    pub fn of(process: Process, http: u16, management: u16) -> Worker {
+        Worker { process, http, management, client: reqwest::Client::new() }
+    }
+
     /// Waits for `/readyz`.
     pub async fn ready(&self) {
         self.process.wait_ready(&self.management_url("/readyz"), PATIENCE).await;

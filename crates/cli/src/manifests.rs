@@ -109,9 +109,13 @@ pub struct ConvertOptions {
 /// The file cannot be read, or its content is wrong.
 pub fn convert(options: &ConvertOptions) -> anyhow::Result<()> {
     let mut classic = read_classic(options.file.as_deref())?;
-    print!("{}", classic.write());
-    for warning in &classic.manifests.warnings {
-        eprintln!("warning: {warning}");
+    println!("{}", classic.write().trim_end());
+    // Warnings of reading are among the notes.
+    for note in &classic.notes {
+        eprintln!("note: {note}");
+    }
+    for key in &classic.keys {
+        eprintln!("fill: Secret {}, key {}, with the value of {}", key.name, key.key, key.from);
     }
     let problems = std::mem::take(&mut classic.manifests.problems);
     if problems.is_empty() {

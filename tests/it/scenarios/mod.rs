@@ -1,6 +1,7 @@
 //! One module per section of `docs/conformance.md`.
 
 mod claims;
+mod classic;
 mod fan_out;
 mod health;
 mod inbound;
