@@ -5,6 +5,7 @@
 mod bench;
 mod check;
 mod demo;
+mod doctor;
 mod generate;
 mod lab;
 mod letters;
@@ -62,6 +63,8 @@ enum Command {
     Explain(observe::Options),
     /// Ask a URL, such as a worker's /readyz; exit 0 when it answers 2xx.
     Probe(observe::Probe),
+    /// Look at the database and the brokers of a Relay: what is wrong, and what mends it.
+    Doctor(doctor::Options),
     /// Turn a classic queuebox.yml into manifests.
     Convert(manifests::ConvertOptions),
     /// Experiments that show why QueueBox exists.
@@ -92,6 +95,7 @@ async fn main() -> ExitCode {
         Command::Status(options) => observe::status(&options).await,
         Command::Explain(options) => observe::explain(&options).await,
         Command::Probe(options) => observe::probe(&options).await,
+        Command::Doctor(options) => doctor::run(&options).await,
         Command::Convert(options) => manifests::convert(&options),
         Command::Lab(lab) => lab::run(lab).await,
         Command::Demo(options) => demo::run(&options).await,

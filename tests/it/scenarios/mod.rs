@@ -2,6 +2,7 @@
 
 mod claims;
 mod classic;
+mod doctor;
 mod fan_out;
 mod health;
 mod inbound;

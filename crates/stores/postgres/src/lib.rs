@@ -11,6 +11,7 @@
 mod cells;
 mod config;
 mod db;
+mod doctor;
 mod error;
 mod features;
 mod floor;

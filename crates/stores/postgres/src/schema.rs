@@ -1,4 +1,4 @@
-//! Tables, migrations, the check at start, and what `queuebox doctor` looks at (contract 2.3 to 2.7).
+//! Tables, migrations and the check at start (contract 2.3 to 2.7).
 //!
 //! One migrator at a time, by an advisory lock that a transaction owns, so that it works behind a pooler. The others *ask* for it
 //! again and again and never wait inside a statement: CREATE INDEX CONCURRENTLY waits for every snapshot in the database, so a
@@ -153,7 +153,7 @@ const DEFINITIONS: [(&str, &str, &str); 35] = [
 
 /// What a look at the database found.
 #[derive(Debug, Default)]
-struct Look {
+pub(crate) struct Look {
     /// Columns by table (`outbox`, `inbox`, `worker`, `lane`, `history`, `classic`), by the names in the database.
     columns: BTreeMap<String, BTreeSet<String>>,
     /// Columns of the two tables whose collation is not deterministic.
@@ -178,7 +178,7 @@ impl Look {
 }
 
 impl PostgresStore {
-    async fn look(&self, names: &Names) -> Result<Look, Error> {
+    pub(crate) async fn look(&self, names: &Names) -> Result<Look, Error> {
         let mut look = Look::default();
         let text = |template: &str| -> Arc<str> { names.render(template, &[]).into() };
         for row in &self.db.rows(&text(COLUMNS), Args::new()).await? {
@@ -259,7 +259,7 @@ impl PostgresStore {
         }
     }
 
-    fn features_of(&self, look: &Look) -> Features {
+    pub(crate) fn features_of(&self, look: &Look) -> Features {
         let has = |table, column| look.has_column(&self.names, table, column);
         let own = |table: &str, columns: &[&str]| {
             look.columns.get(table).is_some_and(|there| columns.iter().all(|column| there.contains(*column)))
@@ -285,7 +285,7 @@ impl PostgresStore {
     }
 
     /// Everything that is missing, in one error, with the statements that add it.
-    fn demand(&self, look: &Look) -> Result<(), Error> {
+    pub(crate) fn demand(&self, look: &Look) -> Result<(), Error> {
         for (table, name) in [("outbox", self.names.outbox()), ("inbox", self.names.inbox())] {
             if !look.has(table) {
                 let schema = self.names.schema().or(look.schema.as_deref()).unwrap_or("public");
@@ -335,7 +335,7 @@ impl PostgresStore {
         Some(format!("ALTER TABLE {{{table}}} ADD {named}UNIQUE ({list})"))
     }
 
-    fn notes(&self, look: &Look, features: &Features, version: u32, mode: Mode) -> Vec<String> {
+    pub(crate) fn notes(&self, look: &Look, features: &Features, version: u32, mode: Mode) -> Vec<String> {
         let mut notes = Vec::new();
         let renamed = !self.names.renamed().is_empty();
         let mend = if renamed { "add the column by hand" } else { "run \"queuebox migrate\"" };
@@ -621,86 +621,7 @@ impl PostgresStore {
         }
         built
     }
-
-    // ---- doctor ------------------------------------------------------------------------------------------------------
-
-    async fn examine_all(&self) -> Result<Vec<Finding>, Error> {
-        let mode = self.db.mode().await?;
-        let mut findings = Vec::new();
-        findings.push(match mode {
-            Mode::Direct => ok("pooler", "none: connections are direct"),
-            Mode::Pooled => {
-                warning("pooler", "a pooler is in the way", "give capture.connection a direct way for wake-up")
-            }
-        });
-        let look = self.look(&self.names).await?;
-        match self.demand(&look) {
-            Ok(()) => findings.push(ok("tables", "every column and constraint that QueueBox needs is there")),
-            Err(error) => findings.push(failure("tables", error.to_string(), "see the statements")),
-        }
-        for note in self.notes(&look, &self.features_of(&look), 0, Mode::Direct) {
-            findings.push(Finding { check: "features".to_owned(), level: "warning", detail: note, fix: None });
-        }
-        if let Some(row) = self.db.rows(&self.sql(DOCTOR), Args::new()).await?.first() {
-            self.examine_server(&mut Cells::of(row), &mut findings)?;
-        }
-        Ok(findings)
-    }
-
-    fn examine_server(&self, cells: &mut Cells<'_>, findings: &mut Vec<Finding>) -> Result<(), Error> {
-        let (version, read_only): (i32, bool) = (cells.next()?, cells.next()?);
-        findings.push(if version >= 140_000 {
-            ok("server", &format!("PostgreSQL {}", version / 10_000))
-        } else {
-            failure("server", format!("PostgreSQL {} is older than 14", version / 10_000), "upgrade the server")
-        });
-        findings.push(if read_only {
-            failure("writes", "the server is read-only".to_owned(), "connect to the primary")
-        } else {
-            ok("writes", "the server accepts writes")
-        });
-        let (connections_max, connections): (i32, i64) = (cells.next()?, cells.next()?);
-        let detail = format!("poolSize {} of {connections_max}, {connections} in use now", self.config.pool_size);
-        findings.push(if i64::from(self.config.pool_size) * 2 + connections > i64::from(connections_max) {
-            warning("connections", &detail, "raise max_connections, or lower poolSize times replicas")
-        } else {
-            ok("connections", &detail)
-        });
-        let (oldest_s, autovacuum): (Option<f64>, bool) = (cells.next()?, cells.next()?);
-        let oldest_s = oldest_s.unwrap_or(0.0);
-        findings.push(if oldest_s > 300.0 {
-            let detail =
-                format!("a transaction has been open for {oldest_s:.0} s; what it may still see cannot be cleaned up");
-            warning("transactions", &detail, "look at pg_stat_activity and end it")
-        } else {
-            ok("transactions", "none is open for longer than 5 minutes")
-        });
-        findings.push(if autovacuum {
-            ok("autovacuum", "on")
-        } else {
-            warning(
-                "autovacuum",
-                "off for the server or the outbox",
-                "switch it on: the outbox changes each row at least once",
-            )
-        });
-        let slots: i64 = cells.next()?;
-        if slots > 0 {
-            let detail = format!("{slots} replication slots of an older QueueBox keep the write-ahead log");
-            findings.push(warning("replication slots", &detail, "drop them with pg_drop_replication_slot"));
-        }
-        Ok(())
-    }
 }
-
-const DOCTOR: &str = "
-SELECT current_setting('server_version_num')::integer, current_setting('transaction_read_only') = 'on',
-       current_setting('max_connections')::integer, (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
-       (SELECT extract(epoch FROM max(clock_timestamp() - xact_start))::float8 FROM pg_stat_activity
-         WHERE datname = current_database() AND pid <> pg_backend_pid()),
-       current_setting('autovacuum') = 'on' AND NOT EXISTS (
-            SELECT FROM pg_class WHERE oid = to_regclass('{outbox}') AND reloptions::text LIKE '%autovacuum_enabled=false%'),
-       (SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'queuebox%')";
 
 /// Columns by the version that introduced them.
 const INTRODUCED: [(u32, &str, &str); 17] = [
@@ -726,18 +647,6 @@ const INTRODUCED: [(u32, &str, &str); 17] = [
 fn record(version: u32, name: &str, checksum: &str, min_reader: u32) -> Args {
     let number = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
     Args::new().bind(number(version)).bind(name).bind(checksum).bind(number(min_reader))
-}
-
-fn ok(check: &str, detail: &str) -> Finding {
-    Finding { check: check.to_owned(), level: "ok", detail: detail.to_owned(), fix: None }
-}
-
-fn warning(check: &str, detail: &str, fix: &str) -> Finding {
-    Finding { check: check.to_owned(), level: "warning", detail: detail.to_owned(), fix: Some(fix.to_owned()) }
-}
-
-fn failure(check: &str, detail: String, fix: &str) -> Finding {
-    Finding { check: check.to_owned(), level: "error", detail, fix: Some(fix.to_owned()) }
 }
 
 #[async_trait]

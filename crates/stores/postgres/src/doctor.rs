@@ -1,0 +1,267 @@
+//! What `queuebox doctor` looks at: pooler, tables, rights, server, clocks, connections, indexes and the plans of hot statements.
+//!
+//! Nothing here writes. A finding that needs somebody says what to do.
+
+use std::sync::Arc;
+
+use queuebox_core::ports::schema::Finding;
+use serde_json::Value;
+
+use crate::{
+    PostgresStore,
+    cells::Cells,
+    db::{Args, Mode},
+    error::Error,
+};
+
+/// Below this a wrong plan costs nothing, and the server is right to read the whole table.
+const ROWS_WORTH_A_PLAN: f64 = 10_000.0;
+
+/// Signature windows are minutes; a clock that is off by more than this will surprise somebody.
+const CLOCK_SKEW_MAX_S: f64 = 10.0;
+
+const SERVER: &str = "
+SELECT current_setting('server_version_num')::integer, current_setting('transaction_read_only') = 'on',
+       current_setting('default_transaction_isolation'),
+       extract(epoch FROM clock_timestamp())::float8,
+       current_setting('max_connections')::integer, (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
+       (SELECT extract(epoch FROM max(clock_timestamp() - xact_start))::float8 FROM pg_stat_activity
+         WHERE datname = current_database() AND pid <> pg_backend_pid()),
+       current_setting('autovacuum') = 'on' AND NOT EXISTS (
+            SELECT FROM pg_class WHERE oid = to_regclass('{outbox}') AND reloptions::text LIKE '%autovacuum_enabled=false%'),
+       (SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'queuebox%')";
+
+/// Rights on the tables that are there, one row per table.
+const RIGHTS: &str = "
+SELECT t.name,
+       has_table_privilege(t.name, 'SELECT') AND has_table_privilege(t.name, 'INSERT')
+       AND has_table_privilege(t.name, 'UPDATE') AND has_table_privilege(t.name, 'DELETE')
+  FROM unnest(ARRAY['{outbox}', '{inbox}', '{worker}', '{lane}']) AS t(name)
+ WHERE to_regclass(t.name) IS NOT NULL";
+
+/// Indexes of both tables that are broken: a build that was cut off leaves one behind, which costs writes and serves nobody.
+const BROKEN_INDEXES: &str = "
+SELECT c.relname::text
+  FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+ WHERE i.indrelid IN (to_regclass('{outbox}'), to_regclass('{inbox}')) AND NOT i.indisvalid";
+
+const SIZES: &str = "
+SELECT coalesce((SELECT reltuples FROM pg_class WHERE oid = to_regclass('{outbox}')), 0)::float8,
+       coalesce((SELECT reltuples FROM pg_class WHERE oid = to_regclass('{inbox}')), 0)::float8";
+
+/// The reads that each poll makes, without their parameters: what a plan may not do is walk the whole table.
+const HOT_READS: [(&str, &str, &str); 3] = [
+    (
+        "walk",
+        "outbox",
+        "EXPLAIN (FORMAT JSON) SELECT {o.id} FROM {outbox} o WHERE o.{o.state} = 'pending' ORDER BY o.{o.sequence} LIMIT 500",
+    ),
+    (
+        "abandoned rows",
+        "outbox",
+        "EXPLAIN (FORMAT JSON) SELECT {o.id} FROM {outbox} o WHERE o.{o.state} = 'processing' AND o.{o.lease_expires_at} <= now() LIMIT 500",
+    ),
+    (
+        "forward",
+        "inbox",
+        "EXPLAIN (FORMAT JSON) SELECT {i.id} FROM {inbox} i WHERE i.{i.consumption} = 'push' AND i.{i.state} = 'pending'
+          ORDER BY i.{i.scheduled_at}, i.{i.created_at}, i.{i.id} LIMIT 500",
+    ),
+];
+
+impl PostgresStore {
+    pub(crate) async fn examine_all(&self) -> Result<Vec<Finding>, Error> {
+        let mut findings = vec![match self.db.mode().await? {
+            Mode::Direct => ok("pooler", "none: connections are direct"),
+            Mode::Pooled => {
+                warning("pooler", "a pooler is in the way", "give capture.connection a direct way for wake-up")
+            }
+        }];
+        let look = self.look(&self.names).await?;
+        match self.demand(&look) {
+            Ok(()) => findings.push(ok("tables", "every column and constraint that QueueBox needs is there")),
+            Err(error) => {
+                findings.push(failure("tables", error.to_string(), "see the statements"));
+                return Ok(findings);
+            }
+        }
+        for note in self.notes(&look, &self.features_of(&look), 0, Mode::Direct) {
+            findings.push(Finding { check: "features".to_owned(), level: "warning", detail: note, fix: None });
+        }
+        findings.push(self.examine_rights().await?);
+        if let Some(row) = self.db.rows(&self.sql(SERVER), Args::new()).await?.first() {
+            self.examine_server(&mut Cells::of(row), &mut findings)?;
+        }
+        findings.push(self.examine_indexes().await?);
+        findings.push(self.examine_plans().await?);
+        Ok(findings)
+    }
+
+    async fn examine_rights(&self) -> Result<Finding, Error> {
+        let mut lacking = Vec::new();
+        for row in &self.db.rows(&self.sql(RIGHTS), Args::new()).await? {
+            let mut cells = Cells::of(row);
+            let (table, may): (String, bool) = (cells.next()?, cells.next()?);
+            if !may {
+                lacking.push(table);
+            }
+        }
+        Ok(if lacking.is_empty() {
+            ok("rights", "SELECT, INSERT, UPDATE and DELETE on all tables")
+        } else {
+            let detail = format!("not all of SELECT, INSERT, UPDATE, DELETE on {}", lacking.join(", "));
+            failure("rights", detail, "run what \"queuebox migrate --print-grants ROLE\" prints, as the owner")
+        })
+    }
+
+    fn examine_server(&self, cells: &mut Cells<'_>, findings: &mut Vec<Finding>) -> Result<(), Error> {
+        let (version, read_only): (i32, bool) = (cells.next()?, cells.next()?);
+        findings.push(if version >= 140_000 {
+            ok("server", &format!("PostgreSQL {}", version / 10_000))
+        } else {
+            failure("server", format!("PostgreSQL {} is older than 14", version / 10_000), "upgrade the server")
+        });
+        findings.push(if read_only {
+            failure("writes", "the server is read-only".to_owned(), "connect to the primary")
+        } else {
+            ok("writes", "the server accepts writes")
+        });
+        let isolation: String = cells.next()?;
+        findings.push(if isolation == "read committed" {
+            ok("isolation", "read committed")
+        } else {
+            let detail =
+                format!("default_transaction_isolation is \"{isolation}\": settles meet serialization failures");
+            warning("isolation", &detail, "ALTER ROLE … SET default_transaction_isolation = 'read committed'")
+        });
+        findings.push(clocks(cells.next()?));
+        let (connections_max, connections): (i32, i64) = (cells.next()?, cells.next()?);
+        let pool = self.config.pool_size;
+        let detail = format!("poolSize {pool} of {connections_max}, {connections} in use now");
+        findings.push(if i64::from(pool) * 2 + connections > i64::from(connections_max) {
+            warning("connections", &detail, "raise max_connections, or lower poolSize times replicas")
+        } else {
+            ok("connections", &detail)
+        });
+        let (oldest_s, autovacuum): (Option<f64>, bool) = (cells.next()?, cells.next()?);
+        let oldest_s = oldest_s.unwrap_or(0.0);
+        findings.push(if oldest_s > 300.0 {
+            let detail =
+                format!("a transaction has been open for {oldest_s:.0} s; what it may still see cannot be cleaned up");
+            warning("transactions", &detail, "look at pg_stat_activity and end it")
+        } else {
+            ok("transactions", "none is open for longer than 5 minutes")
+        });
+        findings.push(if autovacuum {
+            ok("autovacuum", "on")
+        } else {
+            warning(
+                "autovacuum",
+                "off for the server or the outbox",
+                "switch it on: the outbox changes each row at least once",
+            )
+        });
+        let slots: i64 = cells.next()?;
+        if slots > 0 {
+            let detail = format!("{slots} replication slots of an older QueueBox keep the write-ahead log");
+            findings.push(warning("replication slots", &detail, "drop them with pg_drop_replication_slot"));
+        }
+        Ok(())
+    }
+
+    async fn examine_indexes(&self) -> Result<Finding, Error> {
+        let mut broken = Vec::new();
+        for row in &self.db.rows(&self.sql(BROKEN_INDEXES), Args::new()).await? {
+            broken.push(Cells::of(row).next::<String>()?);
+        }
+        Ok(if broken.is_empty() {
+            ok("indexes", "all are valid")
+        } else {
+            let detail = format!("not valid: {}; a build was cut off", broken.join(", "));
+            warning("indexes", &detail, "drop them, then run \"queuebox migrate\"")
+        })
+    }
+
+    async fn examine_plans(&self) -> Result<Finding, Error> {
+        let rows = self.db.rows(&self.sql(SIZES), Args::new()).await?;
+        let mut cells = Cells::of(rows.first().ok_or(Error::Fenced)?);
+        let (outbox, inbox): (f64, f64) = (cells.next()?, cells.next()?);
+        let mut walked = Vec::new();
+        for (name, table, read) in HOT_READS {
+            if (if table == "outbox" { outbox } else { inbox }) < ROWS_WORTH_A_PLAN {
+                continue;
+            }
+            let sql: Arc<str> = self.names.render(read, &[]).into();
+            for row in &self.db.rows(&sql, Args::new()).await? {
+                if walks_the_table(&Cells::of(row).next::<Value>()?) {
+                    walked.push(format!("{name} ({table})"));
+                }
+            }
+        }
+        Ok(if walked.is_empty() {
+            ok("plans", "no read of a poll walks a whole table")
+        } else {
+            let detail = format!("these reads walk a whole table: {}", walked.join(", "));
+            warning("plans", &detail, "create the indexes of contract 2.3 for your table names, then ANALYZE")
+        })
+    }
+}
+
+/// A plan with a sequential scan somewhere.
+fn walks_the_table(plan: &Value) -> bool {
+    match plan {
+        Value::Object(node) => {
+            node.get("Node Type").and_then(Value::as_str).is_some_and(|kind| kind.ends_with("Seq Scan"))
+                || node.values().any(walks_the_table)
+        }
+        Value::Array(parts) => parts.iter().any(walks_the_table),
+        _ => false,
+    }
+}
+
+/// Leases are the database's business alone; the clock of this machine decides about signatures (contract 10.1).
+fn clocks(server_s: f64) -> Finding {
+    #[allow(clippy::cast_precision_loss, reason = "milliseconds of this century")]
+    let here_s = jiff::Timestamp::now().as_millisecond() as f64 / 1000.0;
+    let skew_s = (here_s - server_s).abs();
+    if skew_s <= CLOCK_SKEW_MAX_S {
+        return ok("clocks", "this machine and the server agree");
+    }
+    let detail = format!("this machine and the server are {skew_s:.0} s apart; signatures with a time may be refused");
+    warning("clocks", &detail, "synchronise both with NTP")
+}
+
+fn ok(check: &str, detail: &str) -> Finding {
+    Finding { check: check.to_owned(), level: "ok", detail: detail.to_owned(), fix: None }
+}
+
+fn warning(check: &str, detail: &str, fix: &str) -> Finding {
+    Finding { check: check.to_owned(), level: "warning", detail: detail.to_owned(), fix: Some(fix.to_owned()) }
+}
+
+fn failure(check: &str, detail: String, fix: &str) -> Finding {
+    Finding { check: check.to_owned(), level: "error", detail, fix: Some(fix.to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_sequential_scan_is_found_at_any_depth() {
+        let plan = |kind: &str| json!([{ "Plan": { "Node Type": "Limit", "Plans": [{ "Node Type": "Sort", "Plans": [{ "Node Type": kind }] }] } }]);
+        assert!(walks_the_table(&plan("Seq Scan")) && walks_the_table(&plan("Parallel Seq Scan")));
+        assert!(!walks_the_table(&plan("Index Scan")) && !walks_the_table(&plan("Bitmap Heap Scan")));
+    }
+
+    #[test]
+    fn a_clock_that_is_off_is_told() {
+        #[allow(clippy::cast_precision_loss)]
+        let now = jiff::Timestamp::now().as_second() as f64;
+        assert_eq!(clocks(now).level, "ok");
+        assert_eq!(clocks(now - 600.0).level, "warning");
+        assert_eq!(clocks(now + 600.0).level, "warning");
+    }
+}
