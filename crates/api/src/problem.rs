@@ -17,6 +17,8 @@ pub enum Reason {
     UnsupportedDatabase,
     /// A reference to a secret value that this place cannot read.
     UnsupportedReference,
+    /// The manifests of a Relay are too large together for a cluster.
+    TooLarge,
     /// A file that cannot be read or is no YAML.
     Unreadable,
 }
@@ -31,6 +33,7 @@ impl Reason {
             Self::RelayNotFound => "RelayNotFound",
             Self::UnsupportedDatabase => "UnsupportedDatabase",
             Self::UnsupportedReference => "UnsupportedReference",
+            Self::TooLarge => "TooLarge",
             Self::Unreadable => "Unreadable",
         }
     }

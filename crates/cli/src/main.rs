@@ -13,6 +13,7 @@ mod management;
 mod manifests;
 mod migrate;
 mod observe;
+mod operator;
 mod serve;
 
 use std::process::ExitCode;
@@ -26,8 +27,8 @@ struct Arguments {
     #[command(subcommand)]
     command: Command,
 
-    /// What is logged: error, warn, info, debug or trace; or a filter such as `queuebox_engine=debug`. `run` logs info, the other
-    /// commands errors.
+    /// What is logged: error, warn, info, debug or trace; or a filter such as `queuebox_engine=debug`. `run` and `operator` log
+    /// info, the other commands errors.
     #[arg(long, global = true, value_name = "LEVEL")]
     log: Option<String>,
 
@@ -47,7 +48,9 @@ enum LogFormat {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve the Relay of the given manifests in this process.
-    Run(manifests::Given),
+    Run(manifests::RunOptions),
+    /// Run the Relays of a Kubernetes cluster: workers, their configuration, their number and their status.
+    Operator(operator::Options),
     /// Check manifests without running anything: all problems at once, each with its field.
     Check(check::Options),
     /// Bring the tables of the Relay's database to the newest version.
@@ -87,7 +90,8 @@ async fn main() -> ExitCode {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     start_log(&arguments);
     let outcome = match arguments.command {
-        Command::Run(given) => serve::run(&given).await,
+        Command::Run(options) => serve::run(&options).await,
+        Command::Operator(options) => operator::run(options).await,
         Command::Check(options) => check::run(&options),
         Command::Migrate(options) => migrate::run(&options).await,
         Command::Dead(command) => letters::dead(&command).await,
@@ -115,7 +119,7 @@ async fn main() -> ExitCode {
 }
 
 fn start_log(arguments: &Arguments) {
-    let usual = if matches!(arguments.command, Command::Run(_)) { "info" } else { "error" };
+    let usual = if matches!(arguments.command, Command::Run(_) | Command::Operator(_)) { "info" } else { "error" };
     let filter = tracing_subscriber::EnvFilter::builder().parse_lossy(arguments.log.as_deref().unwrap_or(usual));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     match arguments.log_format {

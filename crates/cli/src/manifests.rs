@@ -40,6 +40,36 @@ pub struct Given {
     pub relay: Option<String>,
 }
 
+/// What `queuebox run` serves, and as what.
+#[derive(Debug, Clone, Default, Args)]
+pub struct RunOptions {
+    /// Which manifests.
+    #[command(flatten)]
+    pub given: Given,
+
+    /// As a pod of a cluster, with its rules and defaults: no SQLite, http.shutdownDelay 5s, and a missing Secret is waited for.
+    #[arg(long, conflicts_with = "config")]
+    pub cluster: bool,
+
+    /// Number and content hash of the configuration, counted by whoever starts several workers on it. During a rollout only the
+    /// newest may say that a row has no route. Default: the time of the start, and the hash of what was read.
+    #[arg(long, value_name = "NUMBER/HASH", value_parser = config_version)]
+    pub config_version: Option<String>,
+}
+
+fn config_version(text: &str) -> Result<String, String> {
+    let is_version = text.split_once('/').is_some_and(|(number, hash)| {
+        number.parse::<u64>().is_ok()
+            && (1..=64).contains(&hash.len())
+            && hash.chars().all(|it| it.is_ascii_alphanumeric())
+    });
+    if is_version {
+        Ok(text.to_owned())
+    } else {
+        Err("write a whole number, a slash and a hash, such as 7/3f9ac2d1".to_owned())
+    }
+}
+
 /// A Relay that may be opened.
 pub struct Loaded {
     /// It.
@@ -81,8 +111,16 @@ fn read_classic(path: Option<&std::path::Path>) -> anyhow::Result<classic::Class
 /// # Errors
 /// Everything that is wrong with the manifests, at once.
 pub fn load(given: &Given) -> anyhow::Result<Loaded> {
+    load_for(given, Target::Local)
+}
+
+/// [`load`], for a place with other rules and defaults.
+///
+/// # Errors
+/// As for [`load`].
+pub fn load_for(given: &Given, target: Target) -> anyhow::Result<Loaded> {
     let manifests = read(given)?;
-    let report = queuebox_api::check(&manifests, Target::Local);
+    let report = queuebox_api::check(&manifests, target);
     for warning in &report.warnings {
         tracing::warn!("{warning}");
     }

@@ -4,6 +4,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
 use queuebox_admin::{Door, Readiness};
+use queuebox_api::Target;
 use queuebox_catalog::{BrokerSource, Catalog, HttpSourceParts, Opened, open_store};
 use queuebox_core::{
     Class, Fault,
@@ -22,7 +23,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
     management,
-    manifests::{self, Given, Loaded},
+    manifests::{self, Loaded, RunOptions},
 };
 
 /// First pause before the database is tried again at start; doubles up to [`DATABASE_PAUSE_MAX`].
@@ -33,8 +34,12 @@ const DATABASE_PAUSE_MAX: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// Manifests that are wrong, a database that never came, a port that is taken.
-pub async fn run(given: &Given) -> anyhow::Result<()> {
-    let loaded = manifests::load(given)?;
+pub async fn run(options: &RunOptions) -> anyhow::Result<()> {
+    let target = if options.cluster { Target::Cluster } else { Target::Local };
+    let mut loaded = manifests::load_for(&options.given, target)?;
+    if let Some(version) = &options.config_version {
+        loaded.version.clone_from(version);
+    }
     let mut signals = Signals::new()?;
     let server = tokio::select! {
         server = Server::start(loaded) => server?,
@@ -207,7 +212,8 @@ async fn listen(port: u16, field: &str) -> anyhow::Result<TcpListener> {
         .with_context(|| format!("cannot listen on port {port}; is it taken? Choose another with Relay.spec.{field}"))
 }
 
-fn host_name() -> String {
+/// The name of this host, in a cluster that of the pod.
+pub fn host_name() -> String {
     std::env::var("HOSTNAME")
         .ok()
         .filter(|name| !name.is_empty())
@@ -275,18 +281,23 @@ async fn open_database(
 }
 
 /// SIGTERM and the interrupt key.
-struct Signals {
+pub struct Signals {
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
 }
 
 impl Signals {
-    fn new() -> anyhow::Result<Self> {
+    /// Listens from now on.
+    ///
+    /// # Errors
+    /// The signals cannot be caught.
+    pub fn new() -> anyhow::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    async fn next(&mut self) {
+    /// The next one.
+    pub async fn next(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}

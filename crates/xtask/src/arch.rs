@@ -52,6 +52,8 @@ fn may_see(room: &str) -> Option<BTreeSet<&'static str>> {
             [&[core, "queuebox-api", "queuebox-engine", "queuebox-sql"][..], &STORES, &CONNECTORS].concat()
         }
         "queuebox-admin" => vec![core, "queuebox-api", "queuebox-engine"],
+        // What users write is all that it knows of QueueBox: workers are seen through their management port.
+        "queuebox-operator" => vec!["queuebox-api"],
         // The real engine on real databases, without manifests.
         "queuebox-lab" => [&[core, "queuebox-engine"][..], &STORES].concat(),
         _ => return None,
