@@ -7,6 +7,7 @@
 #![allow(dead_code)]
 
 mod bench;
+mod brokers;
 mod cases;
 mod scenarios;
 mod support;

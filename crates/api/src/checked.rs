@@ -397,15 +397,14 @@ pub enum InboundAuth {
 }
 
 impl InboundAuth {
-    /// Headers that the check reads; they are no origin of an attribute.
+    /// Headers that carry a credential; they are no origin of an attribute. What is only covered by a signature, such as
+    /// `webhook-id`, is one.
     pub fn headers(&self) -> Vec<&str> {
         match self {
             Self::Bearer(_) => vec!["Authorization"],
             Self::ApiKey { header, .. } => vec![header],
-            Self::Hmac { form, .. } => {
-                std::iter::once(form.header.as_str()).chain(form.timestamp_header.as_deref()).collect()
-            }
-            Self::StandardWebhooks { .. } => vec!["webhook-id", "webhook-timestamp", "webhook-signature"],
+            Self::Hmac { form, .. } => vec![&form.header],
+            Self::StandardWebhooks { .. } => vec!["webhook-signature"],
             Self::Stripe { .. } => vec!["Stripe-Signature"],
             Self::GitHub(_) => vec!["X-Hub-Signature-256"],
         }

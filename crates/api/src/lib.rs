@@ -27,5 +27,6 @@ pub use check::{Report, Target, check};
 pub use crd::{Kind, crds};
 pub use load::{Manifests, Object, load};
 pub use problem::{Problem, Problems, Reason};
-pub use secret::{Reader, Redactor, Reference, Secret, SecretError, SecretResolver, Secrets};
+pub use queuebox_core::SecretError;
+pub use secret::{Reader, Redactor, Reference, Secret, SecretResolver, Secrets};
 pub use value::{format_duration, format_size, parse_duration, parse_size};

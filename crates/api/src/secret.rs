@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use queuebox_core::SecretError;
 use serde::{Deserialize, Deserializer};
 
 /// A value that was read is given for so long before it is read again.
@@ -94,16 +95,6 @@ impl fmt::Display for Reference {
             Self::File(path) => write!(f, "file {}", path.display()),
         }
     }
-}
-
-/// A reference that gives no value.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cannot read {reference}, {reason}")]
-pub struct SecretError {
-    /// What was referred to; never the value.
-    pub reference: String,
-    /// Why there is no value.
-    pub reason: String,
 }
 
 /// Who answers for references.

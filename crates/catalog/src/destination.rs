@@ -11,7 +11,10 @@ use queuebox_http::{
     destination::{OAuth2, OutboundAuth, Signing, StatusRule, signing::HmacSigning},
 };
 
-use crate::{CatalogError, optional_transform, secret};
+use crate::{
+    CatalogError, optional_transform,
+    secret::{http_tls, optional, secret},
+};
 
 const KIND: &str = "Destination";
 
@@ -55,7 +58,7 @@ fn http(
     config.headers.clone_from(&destination.headers);
     config.auth = http.auth.as_ref().map(|auth| outbound_auth(auth, secrets)).transpose().map_err(error)?;
     config.signing = http.signing.as_ref().map(|signing| self::signing(signing, secrets)).transpose().map_err(error)?;
-    config.tls = secret::http_tls(&http.tls, secrets);
+    config.tls = http_tls(&http.tls, secrets);
     config.permanent_statuses = http
         .permanent_statuses
         .iter()
@@ -72,7 +75,7 @@ fn http(
 }
 
 fn outbound_auth(auth: &checked::OutboundAuth, secrets: &Arc<dyn SecretResolver>) -> Result<OutboundAuth, String> {
-    let read = |reference: &Reference| secret::http(reference, secrets);
+    let read = |reference: &Reference| secret(reference, secrets);
     Ok(match auth {
         checked::OutboundAuth::Bearer(token) => OutboundAuth::Bearer(read(token)),
         checked::OutboundAuth::Basic { username, password } => {
@@ -96,11 +99,11 @@ fn outbound_auth(auth: &checked::OutboundAuth, secrets: &Arc<dyn SecretResolver>
 fn signing(signing: &checked::Signing, secrets: &Arc<dyn SecretResolver>) -> Result<Signing, String> {
     Ok(match signing {
         checked::Signing::StandardWebhooks(accepted) => Signing::StandardWebhooks {
-            secret: secret::http(&accepted.current, secrets),
-            previous: accepted.previous.as_ref().map(|previous| secret::http(previous, secrets)),
+            secret: secret(&accepted.current, secrets),
+            previous: optional(accepted.previous.as_ref(), secrets),
         },
-        checked::Signing::Hmac { secret, form } => Signing::Hmac(HmacSigning {
-            secret: secret::http(secret, secrets),
+        checked::Signing::Hmac { secret: reference, form } => Signing::Hmac(HmacSigning {
+            secret: secret(reference, secrets),
             header: header_name(&form.header)?,
             algorithm: algorithm(form.algorithm),
             prefix: form.prefix.clone(),
@@ -159,9 +162,9 @@ pub(crate) fn rabbitmq_connection(
     secrets: &Arc<dyn SecretResolver>,
 ) -> queuebox_rabbitmq::config::ConnectionConfig {
     use queuebox_rabbitmq::config::{BrokerUrl, ConnectionConfig, TlsConfig};
-    let one = |reference: &Option<Reference>| reference.as_ref().map(|at| secret::rabbitmq(at, secrets));
+    let one = |reference: &Option<Reference>| optional(reference.as_ref(), secrets);
     let (url, username, password) = match login {
-        checked::RabbitMqLogin::Url(reference) => (BrokerUrl::Secret(secret::rabbitmq(reference, secrets)), None, None),
+        checked::RabbitMqLogin::Url(reference) => (BrokerUrl::Secret(secret(reference, secrets)), None, None),
         checked::RabbitMqLogin::Parts { url, username, password } => {
             (BrokerUrl::Plain(url.to_string()), username.clone(), one(password))
         }
@@ -189,7 +192,7 @@ pub(crate) fn kafka_cluster(
     secrets: &Arc<dyn SecretResolver>,
 ) -> queuebox_kafka::config::Cluster {
     use queuebox_kafka::config::{Cluster, Sasl, SecurityProtocol, Tls};
-    let one = |reference: &Option<Reference>| reference.as_ref().map(|at| secret::kafka(at, secrets));
+    let one = |reference: &Option<Reference>| optional(reference.as_ref(), secrets);
     Cluster {
         bootstrap_servers: cluster.bootstrap_servers.clone(),
         security_protocol: match cluster.security_protocol {
@@ -201,7 +204,7 @@ pub(crate) fn kafka_cluster(
         sasl: cluster.sasl.as_ref().map(|sasl| Sasl {
             mechanism: sasl.mechanism.clone(),
             username: sasl.username.clone(),
-            password: secret::kafka(&sasl.password, secrets),
+            password: secret(&sasl.password, secrets),
         }),
         tls: Tls { ca: one(&cluster.tls.ca), cert: one(&cluster.tls.cert), key: one(&cluster.tls.key) },
         properties: Vec::new(),
@@ -229,15 +232,15 @@ pub(crate) fn nats_connection(
     secrets: &Arc<dyn SecretResolver>,
 ) -> queuebox_nats::config::ConnectionConfig {
     use queuebox_nats::config::{ConnectionConfig, Login, TlsConfig};
-    let one = |reference: &Option<Reference>| reference.as_ref().map(|at| secret::nats(at, secrets));
+    let one = |reference: &Option<Reference>| optional(reference.as_ref(), secrets);
     ConnectionConfig {
         servers: servers.servers.clone(),
         login: match &servers.login {
             checked::NatsLogin::None => Login::None,
             checked::NatsLogin::User { username, password } => {
-                Login::Password { username: username.clone(), password: secret::nats(password, secrets) }
+                Login::Password { username: username.clone(), password: secret(password, secrets) }
             }
-            checked::NatsLogin::Token(token) => Login::Token(secret::nats(token, secrets)),
+            checked::NatsLogin::Token(token) => Login::Token(secret(token, secrets)),
         },
         tls: TlsConfig { ca: one(&servers.tls.ca), cert: one(&servers.tls.cert), key: one(&servers.tls.key) },
         name,

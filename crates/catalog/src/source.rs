@@ -22,7 +22,8 @@ use queuebox_http::{
 use crate::{
     CatalogError,
     destination::{algorithm, header_name, kafka_cluster, nats_connection, payload_format, rabbitmq_connection},
-    optional_transform, secret,
+    optional_transform,
+    secret::{optional, secret},
 };
 
 const KIND: &str = "Source";
@@ -137,8 +138,8 @@ fn route(
 /// The check of incoming requests, for sources and for the admin API.
 pub fn inbound_auth(auth: &checked::InboundAuth, secrets: &Arc<dyn SecretResolver>) -> Result<Auth, String> {
     let accepted = |accepted: &checked::Accepted| Accepted {
-        current: secret::http(&accepted.current, secrets),
-        previous: accepted.previous.as_ref().map(|previous| secret::http(previous, secrets)),
+        current: secret(&accepted.current, secrets),
+        previous: optional(accepted.previous.as_ref(), secrets),
     };
     Ok(match auth {
         checked::InboundAuth::Bearer(token) => Auth::Bearer { token: accepted(token) },

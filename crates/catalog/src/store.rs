@@ -8,7 +8,7 @@ use queuebox_postgres::{Capture, PostgresConfig, PostgresStore, Target, TlsMode,
 use queuebox_sql::names::{ColumnMapping, Names, Quote, TableNames};
 use queuebox_sqlite::{OnSent, SqliteConfig};
 
-use crate::secret;
+use crate::secret::{optional, secret};
 
 /// A database, and how its worker is woken.
 #[derive(Clone)]
@@ -96,17 +96,15 @@ fn postgres(
 
 fn postgres_server(server: &checked::Server, secrets: &Arc<dyn SecretResolver>) -> Result<PostgresConfig, Fault> {
     let mut config = match &server.login {
-        checked::DatabaseLogin::Url(reference) => {
-            // Read again for each connection: a rotated password needs no restart.
-            PostgresConfig::from_url_provider(&secret::postgres(reference, secrets))
-                .map_err(|error| Fault::misconfigured("url_from", format!("{reference}: {error}")))?
-        }
+        // Read again for each connection: a rotated password needs no restart.
+        checked::DatabaseLogin::Url(reference) => PostgresConfig::from_url_secret(&secret(reference, secrets))
+            .map_err(|error| Fault::misconfigured("url_from", format!("{reference}: {error}")))?,
         checked::DatabaseLogin::Parts { host, port, database, username, password } => PostgresConfig::new(Target {
             host: host.clone(),
             port: *port,
             database: database.clone(),
             username: username.clone(),
-            password: password.as_ref().map(|password| secret::postgres(password, secrets)),
+            password: optional(password.as_ref(), secrets),
             tls: queuebox_postgres::Tls::default(),
         }),
     };
@@ -123,7 +121,7 @@ fn postgres_server(server: &checked::Server, secrets: &Arc<dyn SecretResolver>) 
     let files = &server.tls.files;
     for (given, used) in [(&files.ca, &mut tls.ca), (&files.cert, &mut tls.cert), (&files.key, &mut tls.key)] {
         if let Some(reference) = given {
-            *used = Some(secret::postgres(reference, secrets));
+            *used = Some(secret(reference, secrets));
         }
     }
     Ok(config)

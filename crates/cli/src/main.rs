@@ -118,12 +118,76 @@ async fn main() -> ExitCode {
     }
 }
 
+/// What client libraries say about broken connections, the connectors say as well, once and with names.
+const QUIET: &str = "lapin=off,async_nats=off";
+
+/// The library prints messages that came back with their payloads; these are nobody's to read in a log.
+const NO_PAYLOADS: &str = "lapin::returned_messages=off";
+
+/// The filter for the level or filter that was given; `usual` when nothing was.
+fn log_filter(given: Option<&str>, usual: &str) -> tracing_subscriber::EnvFilter {
+    let directives = match given {
+        Some(given) => format!("{NO_PAYLOADS},{given}"),
+        None => format!("{NO_PAYLOADS},{QUIET},{usual}"),
+    };
+    tracing_subscriber::EnvFilter::builder().parse_lossy(directives)
+}
+
 fn start_log(arguments: &Arguments) {
     let usual = if matches!(arguments.command, Command::Run(_) | Command::Operator(_)) { "info" } else { "error" };
-    let filter = tracing_subscriber::EnvFilter::builder().parse_lossy(arguments.log.as_deref().unwrap_or(usual));
+    let filter = log_filter(arguments.log.as_deref(), usual);
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     match arguments.log_format {
         LogFormat::Text => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
         LogFormat::Json => log.json().flatten_event(true).init(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(given: Option<&str>) -> String {
+        let written = Written::default();
+        let writer = written.clone();
+        let log = tracing_subscriber::fmt()
+            .with_env_filter(log_filter(given, "info"))
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::with_default(log, || {
+            tracing::warn!(target: "lapin::returned_messages", "payload");
+            tracing::error!(target: "lapin::io_loop", "broken pipe");
+            tracing::error!(target: "async_nats::connector", "cannot connect");
+            tracing::info!("ours");
+            tracing::debug!("detail");
+        });
+        String::from_utf8(written.0.lock().unwrap().clone()).unwrap()
+    }
+
+    #[test]
+    fn client_libraries_are_quiet_until_they_are_asked() {
+        let says = |log: &str, words: [bool; 5]| {
+            let found = ["payload", "broken pipe", "cannot connect", "ours", "detail"].map(|word| log.contains(word));
+            assert_eq!(found, words, "{log}");
+        };
+        says(&logged(None), [false, false, false, true, false]);
+        says(&logged(Some("debug")), [false, true, true, true, true]);
+        says(&logged(Some("info,lapin=trace")), [false, true, true, true, false]);
+        says(&logged(Some("info,lapin::returned_messages=warn")), [true, true, true, true, false]);
     }
 }

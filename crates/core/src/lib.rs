@@ -18,8 +18,10 @@ pub mod pattern;
 pub mod ports;
 pub mod redact;
 pub mod retry;
+pub mod secret;
 pub mod template;
 
 pub use fault::{Class, Fault};
 pub use lane::{Lane, LaneSet};
+pub use secret::{Secret, SecretError};
 pub use uuid::Uuid;

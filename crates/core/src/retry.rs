@@ -1,4 +1,4 @@
-//! When a failed delivery is tried again (contract 7.6).
+//! When a failed delivery is tried again (contract 7.6), and how long a connector pauses (6.7, 7.5).
 
 use std::time::Duration;
 
@@ -41,6 +41,39 @@ impl RetrySchedule {
     }
 }
 
+/// Pauses that double, with jitter: between connections to a peer, and after a failed store.
+#[derive(Debug, Clone)]
+pub struct Backoff {
+    first: Duration,
+    longest: Duration,
+    failures: u32,
+}
+
+impl Backoff {
+    /// Between connections. The contract allows up to 30 s (7.5); 10 s is chosen so that messages flow again within 15 s
+    /// after the peer is back, however long it was away.
+    pub const fn connecting() -> Self {
+        Self { first: Duration::from_secs(1), longest: Duration::from_secs(10), failures: 0 }
+    }
+
+    /// After a failed store: 1 s doubling to 60 s (contract 6.7).
+    pub const fn storing() -> Self {
+        Self { first: Duration::from_secs(1), longest: Duration::from_secs(60), failures: 0 }
+    }
+
+    /// The pause after one more failure: up to a quarter longer than its nominal length, never above the longest.
+    pub fn pause(&mut self) -> Duration {
+        let nominal = self.first.saturating_mul(1 << self.failures.min(16));
+        self.failures = self.failures.saturating_add(1);
+        nominal.mul_f64(1.0 + rand::rng().random_range(0.0..=0.25)).min(self.longest)
+    }
+
+    /// After a success.
+    pub fn reset(&mut self) {
+        self.failures = 0;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -66,6 +99,20 @@ mod tests {
         assert!(schedule.delay(3, Some(Duration::from_secs(1)), &mut rng) >= Duration::from_secs(8));
         let ignoring = RetrySchedule { retry_after_max: Duration::ZERO, ..schedule };
         assert!(ignoring.delay(0, Some(Duration::from_secs(100)), &mut rng) < Duration::from_secs(2));
+    }
+
+    #[test]
+    fn pauses_double_up_to_the_longest() {
+        let mut backoff = Backoff::storing();
+        for nominal in [1, 2, 4, 8, 16, 32] {
+            let pause = backoff.pause().as_secs_f64();
+            assert!((f64::from(nominal)..=f64::from(nominal) * 1.25).contains(&pause), "{nominal}: {pause}");
+        }
+        for _ in 0..100 {
+            assert_eq!(backoff.pause(), Duration::from_secs(60));
+        }
+        backoff.reset();
+        assert!(backoff.pause() < Duration::from_secs(2));
     }
 
     proptest! {

@@ -17,6 +17,7 @@ async fn metrics_of_a_delivery(kind: Kind) {
         ("queuebox_outbox_publish_duration_seconds_count", &[("destination_type", "http")]),
         ("queuebox_delivery_latency_seconds_count", &[("destination", "receiver")]),
         ("queuebox_outbox_destination_messages_total", &[("destination", "receiver"), ("outcome", "success")]),
+        ("queuebox_http_publish_responses_total", &[("status_class", "2xx")]),
     ] {
         assert_eq!(worker.metric(name, labels).await, 1.0, "{name}");
     }
@@ -34,6 +35,9 @@ async fn metrics_of_failure_and_dead(kind: Kind) {
     worker.wait_metric(MESSAGES, &[("status", "dead")], |n| n == 1.0).await;
     assert_eq!(worker.metric(MESSAGES, &[("status", "failed")]).await, 1.0);
     assert_eq!(worker.metric(MESSAGES, &[("status", "sent")]).await, 0.0);
+    let answers = "queuebox_http_publish_responses_total";
+    assert_eq!(worker.metric(answers, &[("status_class", "5xx")]).await, 2.0);
+    assert_eq!(worker.metric(answers, &[("status_class", "2xx")]).await, 0.0);
     world.finish().await;
 }
 

@@ -1,5 +1,9 @@
 //! One module per section of `docs/conformance.md`.
 
+mod broker_faults;
+mod brokers_in;
+mod brokers_matrix;
+mod brokers_out;
 mod claims;
 mod classic;
 mod doctor;
@@ -10,4 +14,5 @@ mod letters;
 mod order;
 mod relay;
 mod sending;
+mod standard_webhooks;
 mod start;

@@ -223,7 +223,12 @@ fn check_http(case: &Case<'_>, it: &HttpSourceSpec, spec: &SourceSpec, origins: 
         case.error_with_hint(
             "spec",
             "the idempotency key has no origin",
-            "give idempotencyKeyPath (such as $.id), idempotencyKeyExpression or http.idempotencyKeyHeader",
+            match auth {
+                Some(checked::InboundAuth::StandardWebhooks { .. }) => {
+                    "give http.idempotencyKeyHeader: webhook-id, the id of the event in Standard Webhooks"
+                }
+                _ => "give idempotencyKeyPath (such as $.id), idempotencyKeyExpression or http.idempotencyKeyHeader",
+            },
         );
     }
     if let Some(name) =

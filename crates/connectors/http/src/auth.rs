@@ -137,13 +137,14 @@ impl Authenticator {
         Self { auth }
     }
 
-    /// Headers that this check reads. They are secrets, and are neither stored nor handed on (contract 6.3).
+    /// Headers that carry the credential. They are secrets, and are neither stored nor handed on (contract 6.3). Ids and times
+    /// that a signature covers are none: `webhook-id` is the idempotency key of Standard Webhooks.
     pub fn headers(&self) -> Vec<HeaderName> {
         match &self.auth {
             Auth::Bearer { .. } => vec![header::AUTHORIZATION],
             Auth::ApiKey { header, .. } => vec![header.clone()],
-            Auth::Hmac(hmac) => std::iter::once(hmac.header.clone()).chain(hmac.timestamp_header.clone()).collect(),
-            Auth::StandardWebhooks { .. } => vec![WEBHOOK_ID, WEBHOOK_TIMESTAMP, WEBHOOK_SIGNATURE],
+            Auth::Hmac(hmac) => vec![hmac.header.clone()],
+            Auth::StandardWebhooks { .. } => vec![WEBHOOK_SIGNATURE],
             Auth::Stripe { .. } => vec![STRIPE_SIGNATURE],
             Auth::GitHub { .. } => vec![GITHUB_SIGNATURE],
         }

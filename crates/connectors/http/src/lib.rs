@@ -12,7 +12,6 @@ pub mod auth;
 mod client;
 pub mod destination;
 pub mod port;
-mod secret;
 mod signature;
 
 pub use auth::{Auth, Authenticator};
@@ -22,4 +21,4 @@ pub use client::{
 };
 pub use destination::{HttpDestination, HttpDestinationConfig};
 pub use port::{DataPort, DataPortConfig, HttpSource};
-pub use secret::{Secret, SecretError};
+pub use queuebox_core::{Secret, SecretError};

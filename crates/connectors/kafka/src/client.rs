@@ -5,11 +5,11 @@ use std::{
     hash::{Hash, Hasher},
 };
 
-use queuebox_core::redact::redact;
+use queuebox_core::{Secret, redact::redact};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 
 use crate::{
-    config::{Cluster, Secret, SecurityProtocol},
+    config::{Cluster, SecurityProtocol},
     fault::KafkaFault,
 };
 

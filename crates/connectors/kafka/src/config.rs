@@ -3,39 +3,12 @@
 //!
 //! Invariant: no `Debug` here prints a secret.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::time::Duration;
 
-use queuebox_core::template::{Address, Template};
-
-type Read = dyn Fn() -> Result<Arc<str>, String> + Send + Sync;
-
-/// A secret by reference: answers with the value of this moment, so that a rotated one counts at the next connection.
-#[derive(Clone)]
-pub struct Secret(Arc<Read>);
-
-impl Secret {
-    /// A secret that `read` answers for; its error says which reference gives no value, never a value.
-    pub fn from_fn(read: impl Fn() -> Result<Arc<str>, String> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(read))
-    }
-
-    /// A secret that never changes.
-    pub fn fixed(value: impl Into<Arc<str>>) -> Self {
-        let value = value.into();
-        Self::from_fn(move || Ok(value.clone()))
-    }
-
-    /// The value of this moment.
-    pub fn current(&self) -> Result<Arc<str>, String> {
-        (self.0)()
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(***)")
-    }
-}
+use queuebox_core::{
+    Secret,
+    template::{Address, Template},
+};
 
 /// `securityProtocol`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

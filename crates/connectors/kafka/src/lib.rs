@@ -14,7 +14,8 @@ pub mod destination;
 pub mod fault;
 pub mod source;
 
-pub use config::{Cluster, DestinationConfig, OffsetReset, Sasl, Secret, SecurityProtocol, SourceConfig, Tls};
+pub use config::{Cluster, DestinationConfig, OffsetReset, Sasl, SecurityProtocol, SourceConfig, Tls};
 pub use destination::KafkaDestination;
 pub use fault::{KafkaFault, classify};
+pub use queuebox_core::Secret;
 pub use source::KafkaSource;

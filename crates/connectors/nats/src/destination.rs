@@ -29,6 +29,7 @@ use async_trait::async_trait;
 use queuebox_core::{
     Class, Fault, Uuid,
     ports::{Delivery, Destination},
+    retry::Backoff,
     template::TemplateContext,
 };
 use tokio::{
@@ -37,7 +38,6 @@ use tokio::{
 };
 
 use crate::{
-    backoff::Backoff,
     config::{CONNECT_TIMEOUT, DestinationConfig},
     fault::{Error, classify},
     link::Link,
@@ -191,7 +191,7 @@ impl Inner {
             }
             Err(error) => {
                 let now = Instant::now();
-                gate.again_at = now + gate.backoff.next();
+                gate.again_at = now + gate.backoff.pause();
                 gate.last = Some((error.clone(), now));
                 Err(error)
             }

@@ -14,14 +14,14 @@
 //! - A received message is acknowledged only after the intake stored it (contract 6.7).
 //! - Every wait ends: connecting within [`config::CONNECT_TIMEOUT`], publishing within the destination's time-out.
 
-mod backoff;
 pub mod config;
 mod destination;
 pub mod fault;
 mod link;
 mod source;
 
-pub use config::{ConnectionConfig, DestinationConfig, Login, Secret, SourceConfig, TlsConfig};
+pub use config::{ConnectionConfig, DestinationConfig, Login, SourceConfig, TlsConfig};
 pub use destination::NatsDestination;
 pub use fault::{Error, classify};
+pub use queuebox_core::Secret;
 pub use source::NatsSource;

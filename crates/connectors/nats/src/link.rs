@@ -17,6 +17,7 @@ use async_nats::{
     Auth, AuthError, Client, ConnectErrorKind, ConnectOptions, Event, ServerAddr, ServerError,
     jetstream::{Context, context::ContextBuilder},
 };
+use queuebox_core::Secret;
 use rand::seq::SliceRandom;
 use rustls::{
     ClientConfig, RootCertStore,
@@ -27,7 +28,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    config::{CONNECT_TIMEOUT, ConnectionConfig, Login, PING_INTERVAL, Secret, TlsConfig},
+    config::{CONNECT_TIMEOUT, ConnectionConfig, Login, PING_INTERVAL, TlsConfig},
     fault::Error,
 };
 
@@ -225,7 +226,7 @@ fn refused(error: &async_nats::ConnectError, config: &ConnectionConfig, peer: St
 }
 
 fn current(secret: &Secret, field: &'static str) -> Result<Arc<str>, Error> {
-    secret.current().map_err(|reason| Error::Secret { field, reason })
+    secret.current().map_err(|error| Error::Secret { field, reason: error.to_string() })
 }
 
 /// `None`: the defaults of the client library, which are the system's roots.

@@ -28,12 +28,12 @@ use queuebox_core::{
     Fault,
     ports::{Admission, Intake, Received, Source, source::SourceHealth},
     redact::redact,
+    retry::Backoff,
 };
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    backoff::Backoff,
     config::{CONNECT_TIMEOUT, SourceConfig},
     fault::Error,
     link::Link,
@@ -175,7 +175,7 @@ impl NatsSource {
             let Some(fault) = fault else { continue };
             pull.give_back().await;
             drop(pull);
-            let pause = pauses.next();
+            let pause = pauses.pause();
             self.down(&format!("a message could not be stored, next try in {} s: {}", pause.as_secs(), fault.detail));
             tokio::select! {
                 () = stop.cancelled() => return End::Stopped,
@@ -401,7 +401,7 @@ impl Source for NatsSource {
                 tracing::warn!(stream = %self.config.stream, error = %redact(&error.to_string()), "not receiving");
                 tokio::select! {
                     () = stopping.cancelled() => break,
-                    () = sleep(backoff.next()) => {}
+                    () = sleep(backoff.pause()) => {}
                 }
             }
         };

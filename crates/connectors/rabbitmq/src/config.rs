@@ -2,9 +2,12 @@
 //!
 //! Secrets are asked for at each connection, so that a rotated one is used from the next connection on.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::time::Duration;
 
-use queuebox_core::template::{Address, Template};
+use queuebox_core::{
+    Secret,
+    template::{Address, Template},
+};
 
 /// A connection is up within this time, from name resolution to the login, or the attempt has failed.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -12,43 +15,6 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Two missed ones end a connection, so a broker that is silent is noticed within 20 seconds. A `heartbeat` parameter of
 /// the URL wins.
 pub const HEARTBEAT_S: u16 = 10;
-
-type Read = dyn Fn() -> Result<Arc<str>, String> + Send + Sync;
-
-/// A secret by reference: the closure answers with the value of this moment, or with a sentence that names the reference
-/// and never the value. Cheap to clone.
-#[derive(Clone)]
-pub struct Secret(Arc<Read>);
-
-impl Secret {
-    /// A secret that `read` answers for. It is called at each connection.
-    pub fn from_fn(read: impl Fn() -> Result<Arc<str>, String> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(read))
-    }
-
-    /// A secret that never changes.
-    pub fn fixed(value: impl Into<Arc<str>>) -> Self {
-        let value = value.into();
-        Self::from_fn(move || Ok(value.clone()))
-    }
-
-    /// The value of this moment.
-    ///
-    /// # Errors
-    /// The sentence of the closure, when the reference gives no value.
-    pub fn current(&self) -> Result<Arc<str>, String> {
-        (self.0)()
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.current() {
-            Ok(value) if value.is_empty() => f.write_str("Secret(empty)"),
-            _ => f.write_str("Secret(***)"),
-        }
-    }
-}
 
 /// Where the broker is.
 #[derive(Debug, Clone)]

@@ -21,6 +21,7 @@ use lapin::{
 use queuebox_core::{
     Class, Fault,
     ports::{Delivery, Destination},
+    retry::Backoff,
     template::{Address, TemplateContext},
 };
 use tokio::{
@@ -29,7 +30,6 @@ use tokio::{
 };
 
 use crate::{
-    backoff::Backoff,
     config::{CONNECT_TIMEOUT, DeliveryMode, DestinationConfig, ExchangeType},
     fault::{Error, classify},
     link::Link,
@@ -235,7 +235,7 @@ impl Inner {
             }
             Err(error) => {
                 let now = Instant::now();
-                gate.again_at = now + gate.backoff.next();
+                gate.again_at = now + gate.backoff.pause();
                 gate.last = Some((error.clone(), now));
                 Err(error)
             }

@@ -14,7 +14,6 @@
 //! - A received message is acknowledged only after the intake stored it (contract 6.7).
 //! - Every wait ends: connecting within [`config::CONNECT_TIMEOUT`], publishing within the destination's time-out.
 
-mod backoff;
 pub mod config;
 mod destination;
 pub mod fault;
@@ -23,9 +22,8 @@ mod pipe;
 mod source;
 mod values;
 
-pub use config::{
-    BrokerUrl, ConnectionConfig, DeliveryMode, DestinationConfig, ExchangeType, Secret, SourceConfig, TlsConfig,
-};
+pub use config::{BrokerUrl, ConnectionConfig, DeliveryMode, DestinationConfig, ExchangeType, SourceConfig, TlsConfig};
 pub use destination::RabbitDestination;
 pub use fault::{Error, classify};
+pub use queuebox_core::Secret;
 pub use source::RabbitSource;

@@ -20,11 +20,12 @@ use lapin::{
     tcp::{AsyncTcpStream, RustlsConnector, RustlsConnectorConfig},
     uri::{AMQPScheme, AMQPUri},
 };
+use queuebox_core::Secret;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use tokio::time::timeout;
 
 use crate::{
-    config::{BrokerUrl, CONNECT_TIMEOUT, ConnectionConfig, HEARTBEAT_S, Secret, TlsConfig},
+    config::{BrokerUrl, CONNECT_TIMEOUT, ConnectionConfig, HEARTBEAT_S, TlsConfig},
     fault::Error,
 };
 
@@ -246,7 +247,7 @@ pub(crate) fn reply_code(error: &lapin::Error) -> Option<u16> {
 }
 
 fn current(secret: &Secret, field: &'static str) -> Result<Arc<str>, Error> {
-    secret.current().map_err(|reason| Error::Secret { field, reason })
+    secret.current().map_err(|error| Error::Secret { field, reason: error.to_string() })
 }
 
 /// The URL with the separate credentials in place. Nothing of it appears in an error: it may hold a password.

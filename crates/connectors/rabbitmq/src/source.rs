@@ -31,12 +31,12 @@ use queuebox_core::{
     Fault,
     ports::{Admission, Intake, Received, Source, source::SourceHealth},
     redact::redact,
+    retry::Backoff,
 };
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    backoff::Backoff,
     config::{CONNECT_TIMEOUT, SourceConfig},
     fault::Error,
     link::{Link, words},
@@ -128,7 +128,7 @@ impl RabbitSource {
                 Ok(fault) => fault,
                 Err(end) => return end,
             };
-            let pause = pauses.next();
+            let pause = pauses.pause();
             self.down(&format!("a message could not be stored, next try in {} s: {}", pause.as_secs(), fault.detail));
             if let Err(error) = self.give_back(link, &channel, subscription.consumer).await {
                 return End::Failed(error);
@@ -305,7 +305,7 @@ impl Source for RabbitSource {
                 tracing::warn!(queue = %self.config.queue, error = %redact(&error.to_string()), "not receiving");
                 tokio::select! {
                     () = stopping.cancelled() => break,
-                    () = sleep(backoff.next()) => {}
+                    () = sleep(backoff.pause()) => {}
                 }
             }
         };

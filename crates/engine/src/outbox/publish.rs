@@ -122,6 +122,9 @@ impl Publisher {
                 let begun = Instant::now();
                 let outcome = self.port.publish(delivery).await;
                 self.metrics.publish_took(self.port.kind(), begun.elapsed());
+                if let Some(class) = answered(self.port.kind(), &outcome) {
+                    self.metrics.http_responses.with_label_values(&[class]).inc();
+                }
                 match outcome {
                     Ok(()) => Published::Done,
                     Err(fault) => Published::Failed(fault),
@@ -178,6 +181,23 @@ impl Publisher {
             }
         }
     }
+}
+
+/// Class of the status that an HTTP receiver answered with; `None` without an answer. Only 2xx completes, and the code of any
+/// other answer is `http_<status>`.
+fn answered(kind: &str, outcome: &Result<(), Fault>) -> Option<&'static str> {
+    if kind != "http" {
+        return None;
+    }
+    let Err(fault) = outcome else { return Some("2xx") };
+    Some(match fault.code.strip_prefix("http_")?.as_bytes() {
+        [b'1', _, _] => "1xx",
+        [b'2', _, _] => "2xx",
+        [b'3', _, _] => "3xx",
+        [b'4', _, _] => "4xx",
+        [b'5', _, _] => "5xx",
+        _ => "other",
+    })
 }
 
 /// The `headers` column: an object of strings. A value of another type is sent as its JSON text, a null is left out.

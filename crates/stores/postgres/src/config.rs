@@ -1,39 +1,12 @@
 //! How to reach the database, and what to do there: the checked configuration of the store.
 //!
-//! Invariant: no secret is kept in a form that can be printed. Secrets are [`Provider`]s, read again whenever a connection may
+//! Invariant: no secret is kept in a form that can be printed. Secrets are [`Secret`]s, read again whenever a connection may
 //! be opened, so that a rotated password or certificate is used without a restart.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::time::Duration;
 
+use queuebox_core::{Secret, SecretError};
 use queuebox_sql::TableNames;
-
-/// A value that is read again whenever it is needed: a password, or the text of a PEM file.
-#[derive(Clone)]
-pub struct Provider(Arc<dyn Fn() -> Result<String, String> + Send + Sync>);
-
-impl Provider {
-    /// From a function; its error names the reference (variable, file), never the value.
-    pub fn new(read: impl Fn() -> Result<String, String> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(read))
-    }
-
-    /// A value that never changes.
-    pub fn fixed(value: impl Into<String>) -> Self {
-        let value = value.into();
-        Self::new(move || Ok(value.clone()))
-    }
-
-    /// The value as it is now.
-    pub fn read(&self) -> Result<String, String> {
-        (self.0)()
-    }
-}
-
-impl fmt::Debug for Provider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(***)")
-    }
-}
 
 /// `tls.mode` (contract 13.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -57,11 +30,11 @@ pub struct Tls {
     /// Whether, and what is verified.
     pub mode: TlsMode,
     /// PEM of the authorities to trust in place of the built-in ones.
-    pub ca: Option<Provider>,
+    pub ca: Option<Secret>,
     /// PEM of the client's certificate; needs `key`.
-    pub cert: Option<Provider>,
+    pub cert: Option<Secret>,
     /// PEM of the client's key.
-    pub key: Option<Provider>,
+    pub key: Option<Secret>,
 }
 
 /// One way to a server.
@@ -76,7 +49,7 @@ pub struct Target {
     /// Role.
     pub username: String,
     /// Its password, if it has one.
-    pub password: Option<Provider>,
+    pub password: Option<Secret>,
     /// TLS.
     pub tls: Tls,
 }
@@ -183,7 +156,7 @@ impl PostgresConfig {
             port: parsed.port().unwrap_or(5432),
             database: if database.is_empty() { username.clone() } else { database },
             username,
-            password: password.map(Provider::fixed),
+            password: password.map(Secret::fixed),
             tls,
         };
         let mut config = Self::new(target);
@@ -196,12 +169,15 @@ impl PostgresConfig {
 
     /// [`PostgresConfig::from_url`] for a URL that may change: its password is read again whenever a connection may be opened.
     /// Everything else stays as it was read first.
-    pub fn from_url_provider(url: &Provider) -> Result<Self, UrlError> {
-        let mut config = Self::from_url(&url.read().map_err(UrlError::Unreadable)?)?;
+    pub fn from_url_secret(url: &Secret) -> Result<Self, UrlError> {
+        let mut config = Self::from_url(&url.current().map_err(UrlError::Unreadable)?)?;
         let url = url.clone();
-        config.target.password = Some(Provider::new(move || {
-            let now = Self::from_url(&url.read()?).map_err(|error| error.to_string())?;
-            now.target.password.map_or(Ok(String::new()), |password| password.read())
+        config.target.password = Some(Secret::from_fn(move || {
+            let now = Self::from_url(&url.current()?).map_err(|error| SecretError {
+                reference: "the password in the database URL".to_owned(),
+                reason: error.to_string(),
+            })?;
+            now.target.password.map_or_else(|| Ok("".into()), |password| password.current())
         }));
         Ok(config)
     }
@@ -217,7 +193,7 @@ pub enum UrlError {
     Invalid(String),
     /// The reference cannot be read; names it.
     #[error("the database URL cannot be read: {0}")]
-    Unreadable(String),
+    Unreadable(SecretError),
     /// Another scheme.
     #[error("the database URL must begin with postgres:// or postgresql:// (or either behind jdbc:)")]
     Scheme,
@@ -250,9 +226,12 @@ fn tls_mode(word: &str) -> Result<TlsMode, UrlError> {
     })
 }
 
-fn file(path: &str) -> Provider {
+fn file(path: &str) -> Secret {
     let path = path.to_owned();
-    Provider::new(move || std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}")))
+    Secret::from_fn(move || match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(text.into()),
+        Err(error) => Err(SecretError { reference: format!("file {path}"), reason: error.to_string() }),
+    })
 }
 
 #[cfg(test)]
@@ -267,23 +246,23 @@ mod tests {
         .unwrap();
         assert_eq!((config.target.host.as_str(), config.target.port), ("db.example", 6432));
         assert_eq!((config.target.database.as_str(), config.target.username.as_str()), ("shop", "app"));
-        assert_eq!(config.target.password.as_ref().unwrap().read().unwrap(), "p@ss:/");
+        assert_eq!(config.target.password.as_ref().unwrap().current().unwrap().as_ref(), "p@ss:/");
         assert_eq!((config.target.tls.mode, config.schema.as_deref()), (TlsMode::VerifyFull, Some("q")));
         let jdbc = PostgresConfig::from_url("jdbc:postgresql://h/d?user=u&password=a%26b").unwrap();
         assert_eq!((jdbc.target.username.as_str(), jdbc.target.port), ("u", 5432));
-        assert_eq!(jdbc.target.password.unwrap().read().unwrap(), "a&b");
+        assert_eq!(jdbc.target.password.unwrap().current().unwrap().as_ref(), "a&b");
     }
 
     #[test]
     fn a_url_that_changes_gives_the_new_password() {
-        let url = Arc::new(std::sync::Mutex::new("postgres://u:old@h/d".to_owned()));
+        let url = std::sync::Arc::new(std::sync::Mutex::new("postgres://u:old@h/d".to_owned()));
         let source = url.clone();
-        let provider = Provider::new(move || Ok(source.lock().unwrap().clone()));
-        let config = PostgresConfig::from_url_provider(&provider).unwrap();
-        let password = || config.target.password.as_ref().unwrap().read().unwrap();
-        assert_eq!(password(), "old");
+        let secret = Secret::from_fn(move || Ok(source.lock().unwrap().as_str().into()));
+        let config = PostgresConfig::from_url_secret(&secret).unwrap();
+        let password = || config.target.password.as_ref().unwrap().current().unwrap();
+        assert_eq!(password().as_ref(), "old");
         *url.lock().unwrap() = "postgres://u:new@h/d".to_owned();
-        assert_eq!(password(), "new");
+        assert_eq!(password().as_ref(), "new");
     }
 
     #[test]

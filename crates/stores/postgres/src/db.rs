@@ -49,7 +49,7 @@ pub struct Db {
     /// Connections that were last used before this moment are looked at before they are used again.
     suspect: Arc<Mutex<Option<Instant>>>,
     /// Secrets as used last.
-    secrets: Mutex<Vec<Option<String>>>,
+    secrets: Mutex<Vec<Option<Arc<str>>>>,
     waiting: AtomicU32,
 }
 
@@ -359,7 +359,7 @@ impl Args {
     }
 }
 
-fn secrets(target: &Target) -> Result<Vec<Option<String>>, Error> {
+fn secrets(target: &Target) -> Result<Vec<Option<Arc<str>>>, Error> {
     [
         ("the password", &target.password),
         ("tls.ca", &target.tls.ca),
@@ -367,16 +367,16 @@ fn secrets(target: &Target) -> Result<Vec<Option<String>>, Error> {
         ("tls.key", &target.tls.key),
     ]
     .into_iter()
-    .map(|(what, provider)| match provider {
+    .map(|(what, secret)| match secret {
         None => Ok(None),
-        Some(provider) => provider.read().map(Some).map_err(|error| Error::Secret(format!("{what}: {error}"))),
+        Some(secret) => secret.current().map(Some).map_err(|error| Error::Secret(format!("{what}: {error}"))),
     })
     .collect()
 }
 
 /// Options of a new connection. Time zone UTC is the driver's own start-up parameter, which poolers keep track of.
 pub fn options(target: &Target, mode: Mode, statement_timeout: Duration) -> Result<PgConnectOptions, Error> {
-    let [password, ca, cert, key] = <[Option<String>; 4]>::try_from(secrets(target)?).unwrap_or_default();
+    let [password, ca, cert, key] = <[Option<Arc<str>>; 4]>::try_from(secrets(target)?).unwrap_or_default();
     let mut options = PgConnectOptions::new_without_pgpass()
         .host(&target.host)
         .port(target.port)
@@ -396,10 +396,10 @@ pub fn options(target: &Target, mode: Mode, statement_timeout: Duration) -> Resu
         .disable_statement_logging();
     options = options.password(password.as_deref().unwrap_or_default());
     if let Some(ca) = ca {
-        options = options.ssl_root_cert_from_pem(ca.into_bytes());
+        options = options.ssl_root_cert_from_pem(ca.as_bytes().to_vec());
     }
     if let (Some(cert), Some(key)) = (cert, key) {
-        options = options.ssl_client_cert_from_pem(cert).ssl_client_key_from_pem(key);
+        options = options.ssl_client_cert_from_pem(cert.as_bytes()).ssl_client_key_from_pem(key.as_bytes());
     }
     if mode == Mode::Direct {
         // We close a connection that does not answer, but its server process would go on waiting for its lock, and be joined by

@@ -31,7 +31,7 @@ use std::{
 use queuebox_core::Fault;
 use queuebox_sql::{Names, Quote};
 
-pub use config::{Capture, Pooler, PostgresConfig, Provider, Target, Tls, TlsMode, UrlError};
+pub use config::{Capture, Pooler, PostgresConfig, Target, Tls, TlsMode, UrlError};
 pub use error::{Error, classify};
 pub use lanes::LANE_HASH;
 pub use schema::CATALOG;

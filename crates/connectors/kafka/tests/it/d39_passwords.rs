@@ -9,7 +9,7 @@ use queuebox_conformance::{
     destination::{CANARY, bounded, delivery},
     source::{FakeIntake, Running},
 };
-use queuebox_core::{Class, ports::Destination};
+use queuebox_core::{Class, SecretError, ports::Destination};
 use queuebox_kafka::{KafkaDestination, KafkaSource, Sasl, Secret, SecurityProtocol};
 use queuebox_testkit::unique;
 
@@ -46,7 +46,9 @@ async fn passwords_are_taken_as_they_are_and_rotated() {
 #[tokio::test]
 async fn a_secret_that_cannot_be_read_is_named() {
     let mut cluster = plain("127.0.0.1:1".into());
-    let password = Secret::from_fn(|| Err("file: /run/secrets/kafka: no such file".into()));
+    let password = Secret::from_fn(|| {
+        Err(SecretError { reference: "file /run/secrets/kafka".to_owned(), reason: "no such file".to_owned() })
+    });
     cluster.security_protocol = SecurityProtocol::SaslPlaintext;
     cluster.sasl = Some(Sasl { mechanism: "PLAIN".into(), username: "app".into(), password });
     let kafka = KafkaDestination::new(destination(cluster, "orders", Duration::from_secs(5)));

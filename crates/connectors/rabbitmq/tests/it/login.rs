@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use queuebox_core::{Class, ports::Destination};
+use queuebox_core::{Class, SecretError, ports::Destination};
 use queuebox_rabbitmq::{BrokerUrl, ConnectionConfig, DestinationConfig, RabbitDestination, Secret, TlsConfig};
 use queuebox_testkit::{Authority, RabbitMq, eventually_ok, free_port, private_rabbitmq_with, unique};
 use serde_json::json;
@@ -116,7 +116,9 @@ async fn a_rotated_password_is_used_from_the_next_connection_on() {
     let another = with(ConnectionConfig {
         url: BrokerUrl::Plain(format!("amqp://127.0.0.1:{}", broker.port())),
         username: Some(user.clone()),
-        password: Some(Secret::from_fn(|| Err("env: RABBIT_PASSWORD is not set".to_owned()))),
+        password: Some(Secret::from_fn(|| {
+            Err(SecretError { reference: "env RABBIT_PASSWORD".to_owned(), reason: "it is not set".to_owned() })
+        })),
         ..support::connection("")
     });
     let fault = another.probe().await.expect_err("no password");

@@ -150,7 +150,7 @@ async fn a_worker_whose_role_owns_nothing_can_work() {
     }
     let mut config = h.config();
     config.target.username = role.clone();
-    config.target.password = Some(queuebox_postgres::Provider::fixed("p"));
+    config.target.password = Some(queuebox_core::Secret::fixed("p"));
     let store = PostgresStore::open(config).unwrap();
     assert_eq!(store.migrate(MigrateOptions::default()).await.unwrap().applied, Vec::<String>::new());
     assert_eq!(store.check().await.unwrap().notes, Vec::<String>::new());
@@ -179,7 +179,7 @@ async fn a_rotated_password_is_read_again() {
     let mut config = h.config();
     config.target.username = role.clone();
     let source = password.clone();
-    config.target.password = Some(queuebox_postgres::Provider::new(move || Ok(source.lock().unwrap().clone())));
+    config.target.password = Some(queuebox_core::Secret::from_fn(move || Ok(source.lock().unwrap().as_str().into())));
     let store = PostgresStore::open(config).unwrap();
     store.ping().await.unwrap();
     h.execute(&format!("ALTER ROLE {role} PASSWORD 'new'")).await;

@@ -1,5 +1,5 @@
-//! Secrets by reference: whoever owns the reference (an environment variable, a mounted file) answers with the value of
-//! this moment, so that rotation needs no restart.
+//! Secrets by reference: whoever owns the reference (an environment variable, a mounted file, a key of a Secret) answers with the
+//! value of this moment, so that rotation needs no restart.
 //!
 //! Invariant: no `Debug` or `Display` here ever prints a value.
 
@@ -7,15 +7,16 @@ use std::{fmt, sync::Arc};
 
 type Read = dyn Fn() -> Result<Arc<str>, SecretError> + Send + Sync;
 
-/// A secret whose current value is asked for at each use. Cheap to clone.
+/// A secret whose current value is asked for at each use: by HTTP at each request, by brokers and databases at each connection.
+/// Cheap to clone.
 #[derive(Clone)]
 pub struct Secret(Arc<Read>);
 
-/// The reference gives no value.
+/// A reference that gives no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the secret {reference} cannot be read: {reason}")]
+#[error("cannot read {reference}, {reason}")]
 pub struct SecretError {
-    /// What was referred to, such as `file: /run/secrets/token`. Never the value.
+    /// What was referred to, such as `file /run/secrets/token`. Never the value.
     pub reference: String,
     /// Why there is no value.
     pub reason: String,
@@ -34,6 +35,9 @@ impl Secret {
     }
 
     /// The value of this moment.
+    ///
+    /// # Errors
+    /// [`SecretError`], which names the reference and the reason.
     pub fn current(&self) -> Result<Arc<str>, SecretError> {
         (self.0)()
     }
