@@ -502,9 +502,14 @@ impl World {
 
     /// Starts a worker with the manifests as they are now and returns at once.
     pub fn spawn(&self) -> Arc<Worker> {
+        self.spawn_with(&[])
+    }
+
+    /// [`World::spawn`] with options before `run`.
+    pub fn spawn_with(&self, options: &[&str]) -> Arc<Worker> {
         let (http, management) = (testkit::free_port(), testkit::free_port());
         let folder = self.write_manifests(http, management);
-        let process = self.program(&["run", "-f", folder.to_str().unwrap()]).spawn();
+        let process = self.program(&[options, &["run", "-f", folder.to_str().unwrap()]].concat()).spawn();
         let worker = Arc::new(Worker { process, http, management, client: reqwest::Client::new() });
         self.workers.lock().unwrap_or_else(PoisonError::into_inner).push(worker.clone());
         worker

@@ -37,7 +37,7 @@ pub use ports::free_port;
 pub use postgres::{
     Postgres, postgres, private_postgres, private_postgres_with, try_postgres, try_private_postgres_with,
 };
-pub use process::{Process, ProcessBuilder, Unfinished, queuebox_binary};
+pub use process::{CANARY, Process, ProcessBuilder, Unfinished, queuebox_binary};
 pub use proxy::{Proxy, ProxyMode};
 pub use rabbitmq::{
     RabbitMq, private_rabbitmq, private_rabbitmq_with, rabbitmq, try_private_rabbitmq_with, try_rabbitmq,
