@@ -522,6 +522,20 @@ impl World {
         worker
     }
 
+    /// Ids of which some worker said that its claim was lost, and how often.
+    pub fn claims_lost(&self) -> std::collections::HashMap<String, u32> {
+        let workers: Vec<Arc<Worker>> = self.workers.lock().unwrap().clone();
+        let mut lost = std::collections::HashMap::new();
+        for worker in workers {
+            let log = worker.process.output();
+            for line in log.lines().filter(|line| line.contains("delivered twice")) {
+                let id = line.split("message_id=").nth(1).and_then(|rest| rest.get(..36));
+                *lost.entry(id.unwrap_or_else(|| panic!("no id in {line}")).to_owned()).or_default() += 1;
+            }
+        }
+        lost
+    }
+
     /// Stops all workers that still run; each must end well.
     pub async fn finish(self) {
         let workers: Vec<Arc<Worker>> = self.workers.lock().unwrap().clone();

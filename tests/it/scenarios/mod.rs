@@ -14,5 +14,6 @@ mod letters;
 mod order;
 mod relay;
 mod sending;
+mod soak;
 mod standard_webhooks;
 mod start;

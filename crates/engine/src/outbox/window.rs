@@ -1049,27 +1049,28 @@ impl Window {
         None
     }
 
-    /// Contract 5.4: at most 64 marked rows, 8 suspects together, a row with two crashes alone.
+    /// Contract 5.4: at most 64 marked rows, 8 suspects together, some alone.
     fn may_mark(&self, entry: &Entry) -> bool {
-        match entry.row.crashes {
-            _ if self.lone_suspect => false,
-            ..=0 => self.marked < MARKED_MAX,
-            1 => self.marked < MARKED_MAX && self.marked_suspects < SUSPECTS_MAX,
-            _ => self.marked == 0,
+        if self.lone_suspect {
+            return false;
         }
+        if self.runs_alone(entry) {
+            return self.marked == 0;
+        }
+        self.marked < MARKED_MAX && (entry.row.crashes == 0 || self.marked_suspects < SUSPECTS_MAX)
     }
 
     fn begin(&mut self, slot: usize, id: Uuid, now: Instant, starts: &mut Vec<Start>) {
         let Some(entry) = self.rows.get(&id) else { return };
         let needs_mark = self.needs_mark(entry) && slot < self.real_slots;
-        let (crashes, sequence) = (entry.row.crashes, entry.row.sequence);
+        let (is_suspect, is_lone, sequence) = (entry.row.crashes > 0, self.runs_alone(entry), entry.row.sequence);
         let fresh = !entry.stamp.marked;
         let Some(entry) = self.rows.get_mut(&id) else { return };
         if needs_mark {
             entry.phase = Phase::Marking;
             self.marked += 1;
-            self.marked_suspects += usize::from(crashes == 1);
-            self.lone_suspect |= crashes > 1;
+            self.marked_suspects += usize::from(is_suspect && !is_lone);
+            self.lone_suspect |= is_lone;
             self.marks_wanted.push(id);
         } else {
             entry.phase = Phase::InFlight;
@@ -1142,6 +1143,7 @@ impl Window {
                 self.launch(position.id, now, &mut starts);
             } else {
                 self.unstart(position.id);
+                self.unmark(position.id);
                 self.give_up_in_memory(position.id);
             }
         }
@@ -1158,15 +1160,27 @@ impl Window {
     fn unstart(&mut self, id: Uuid) {
         let Some(entry) = self.rows.get(&id) else { return };
         let slot = entry.slot;
-        if entry.stamp.marked {
-            self.marked = self.marked.saturating_sub(1);
-            self.marked_suspects = self.marked_suspects.saturating_sub(usize::from(entry.row.crashes == 1));
-            self.lone_suspect &= entry.row.crashes <= 1;
-        }
         self.slots[slot].in_flight = self.slots[slot].in_flight.saturating_sub(1);
         if slot < self.real_slots {
             self.in_flight = self.in_flight.saturating_sub(1);
         }
+    }
+
+    /// Takes a row out of the counts of what is marked. Not before its settle is written: until then the database has it as
+    /// `processing`, and the death of this worker counts against it.
+    fn unmark(&mut self, id: Uuid) {
+        let Some(entry) = self.rows.get(&id).filter(|entry| entry.stamp.marked) else { return };
+        let is_lone = self.runs_alone(entry);
+        let is_suspect = entry.row.crashes > 0 && !is_lone;
+        self.marked = self.marked.saturating_sub(1);
+        self.marked_suspects = self.marked_suspects.saturating_sub(usize::from(is_suspect));
+        self.lone_suspect &= !is_lone;
+    }
+
+    /// A row that runs alone among the marked ones: it was there at two deaths, or one more would end it. So whoever has no part in
+    /// the deaths never ends dead of them, whatever `maxCrashes` is.
+    fn runs_alone(&self, entry: &Entry) -> bool {
+        entry.row.crashes > 1 || entry.row.crashes.saturating_add(1) >= self.outbox.max_crashes
     }
 
     /// A row that may run, but not here and now: its destination closed, or somebody else moved it. It is read again.
@@ -1363,6 +1377,7 @@ impl Window {
             if is_lost && !repeated {
                 self.notes.push(Note::Lost { id, published: was_published });
             }
+            self.unmark(id);
             self.count_careful(lane);
             if let Some(unit) = &unit {
                 self.settled_unit(unit, lane, &settle, slot, now);

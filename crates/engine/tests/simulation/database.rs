@@ -54,6 +54,8 @@ pub struct Tables {
     lanes: BTreeMap<u8, (Option<String>, i64)>,
     inbox_lanes: BTreeMap<u8, (Option<String>, i64)>,
     next_sequence: i64,
+    /// Laws that were broken, as the database itself sees it.
+    pub breaches: Vec<String>,
 }
 
 pub struct Database {
@@ -127,13 +129,18 @@ impl Database {
     pub fn poll(&self, fence: &Fence, settles: &[Settle], read: Option<&Read>) -> Result<Polled, Fault> {
         let now = self.now();
         let mut tables = self.lock();
-        self.fence(&tables, fence)?;
+        let standing = self.fence(&tables, fence);
+        if self.sabotage != Sabotage::UnfencedSettle {
+            standing.clone()?;
+        }
         let mut polled = Polled::default();
         let mut settled = Vec::new();
         for settle in settles {
             settled.push(settle.position.id);
             if !self.settle(&mut tables, fence, settle, now) {
                 polled.lost.push(settle.position.id);
+            } else if standing.is_err() {
+                tables.breaches.push(format!("{} was settled by a worker without a lease", settle.position.id));
             }
         }
         if let Some(read) = read {
@@ -198,8 +205,12 @@ impl Database {
         let pending = || tables.rows.values().filter(is_free);
         let behind = |row: &&Row, after: Option<Position>| after.is_none_or(|after| row.position() > after);
 
-        let walk: Vec<&Row> =
-            pending().filter(|row| behind(row, read.walk_after)).take(read.walk_limit as usize).collect();
+        let walk_after = read.walk_after.filter(|_| self.sabotage != Sabotage::HeldHidesFree);
+        let mut walk: Vec<&Row> =
+            pending().filter(|row| behind(row, walk_after)).take(read.walk_limit as usize).collect();
+        if self.sabotage == Sabotage::NoHeadRule {
+            walk.reverse();
+        }
         polled.walk_ended = walk.len() < read.walk_limit as usize;
         polled.walk = walk.iter().map(|row| self.out(row, now, !is_omitted(row))).collect();
         let lap: Vec<&Row> = pending()
@@ -287,6 +298,9 @@ impl Database {
         self.fence(&tables, fence)?;
         let mut recovered = Recovered::default();
         let lane_count = self.lane_count;
+        let tables = &mut *tables;
+        let living: Vec<Uuid> =
+            tables.workers.values().filter(|worker| worker.lease > now).map(|worker| worker.token).collect();
         for row in tables.rows.values_mut() {
             let lane = lane_of(row.key.as_deref(), row.parent_id, row.id, lane_count);
             let ended = row.lease.is_none_or(|lease| lease <= now);
@@ -295,6 +309,9 @@ impl Database {
                 recovered.waiting.insert(lane);
             }
             if row.state == State::Processing && ended && lanes.contains(lane) {
+                if row.token.is_some_and(|token| living.contains(&token)) {
+                    tables.breaches.push(format!("{} was taken from a worker that lives", row.id));
+                }
                 row.crashes += 1;
                 row.token = None;
                 row.lease = None;
@@ -367,14 +384,21 @@ impl Database {
         if let Some(worker) = tables.workers.get_mut(&fence.worker) {
             worker.lease = lease;
         }
-        for row in tables.rows.values_mut().filter(|row| row.token == Some(fence.token)) {
-            row.lease = Some(lease);
+        if self.sabotage != Sabotage::RowLeaseNotRenewed {
+            for row in tables.rows.values_mut().filter(|row| row.token == Some(fence.token)) {
+                row.lease = Some(lease);
+            }
         }
         Ok(())
     }
 
+    /// The time by which a takeover judges leases. A renewal that it has not seen makes a lease look older than it is.
+    fn takeover_time(&self) -> i64 {
+        self.now() + if self.sabotage == Sabotage::TakeoverReadsEarly { 4_500_000 } else { 0 }
+    }
+
     pub fn survey(&self, scope: Scope) -> Survey {
-        let now = self.now();
+        let judged_at = self.takeover_time();
         let tables = self.lock();
         let lanes = tables.lanes_of(scope).iter().map(|(lane, (worker, term))| LaneRow {
             lane: *lane,
@@ -386,13 +410,13 @@ impl Database {
             relay_uid: worker.relay_uid.clone(),
             config: worker.config.clone(),
             lane_hash: "sim".to_owned(),
-            live: worker.lease > now,
+            live: worker.lease > judged_at,
         });
         Survey { workers: workers.collect(), lanes: lanes.collect() }
     }
 
     pub fn take(&self, fence: &Fence, scope: Scope, wanted: &[Take]) -> Result<LaneSet, Fault> {
-        let now = self.now();
+        let judged_at = self.takeover_time();
         let mut tables = self.lock();
         self.fence(&tables, fence)?;
         let mut taken = LaneSet::EMPTY;
@@ -404,7 +428,7 @@ impl Database {
             let is_dead = take
                 .owner
                 .as_ref()
-                .is_none_or(|owner| tables.workers.get(owner).is_none_or(|worker| worker.lease <= now));
+                .is_none_or(|owner| tables.workers.get(owner).is_none_or(|worker| worker.lease <= judged_at));
             if is_dead {
                 tables.lanes_of_mut(scope).insert(take.lane, (Some(fence.worker.clone()), take.term + 1));
                 taken.insert(take.lane);

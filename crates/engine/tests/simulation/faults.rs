@@ -11,6 +11,16 @@ pub enum Sabotage {
     SettleIgnoresReplay,
     /// The destination says done before the receiver has it.
     MarkBeforeSend,
+    /// A settle does not ask whether its worker still has its lease.
+    UnfencedSettle,
+    /// A read hands out rows without regard to the head of their key.
+    NoHeadRule,
+    /// The lease of a marked row is not renewed with that of its worker.
+    RowLeaseNotRenewed,
+    /// Every read begins at the oldest row, so that rows that may not go fill it.
+    HeldHidesFree,
+    /// A takeover judges the lease of the last owner by what it read before that one renewed it, and does not lock it.
+    TakeoverReadsEarly,
 }
 
 /// How much goes wrong.
@@ -36,6 +46,10 @@ pub struct Weather {
     pub outages: u32,
     /// Replays and edits by hand.
     pub replays: u32,
+    /// Messages that kill their worker whenever they are published.
+    pub killers: u32,
+    /// `south` is away until the end; the others must not wait for it.
+    pub held: bool,
 }
 
 impl Weather {
@@ -50,6 +64,8 @@ impl Weather {
         clock_jumps: 0,
         outages: 0,
         replays: 0,
+        killers: 0,
+        held: false,
     };
 
     /// Can a message arrive twice in this weather?
@@ -57,6 +73,7 @@ impl Weather {
         self.answer_lost > 0.0
             || self.publish_hangs > 0.0
             || self.kills > 0
+            || self.killers > 0
             || self.clock_jumps > 0
             || self.replays > 0
             || self.lost_request > 0.0

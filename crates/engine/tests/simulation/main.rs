@@ -23,6 +23,7 @@ const ROUGH: Weather = Weather {
     clock_jumps: 1,
     outages: 2,
     replays: 2,
+    ..Weather::CALM
 };
 
 /// Kinds of worlds by name.
@@ -38,6 +39,8 @@ fn kinds() -> Vec<(&'static str, Weather, bool)> {
         ("lines", lines, true),
         ("clocks", clocks, false),
         ("replays", Weather { replays: 8, publish_fails: 0.05, ..Weather::CALM }, false),
+        ("killers", Weather { killers: 3, ..Weather::CALM }, false),
+        ("held", Weather { held: true, kills: 1, ..Weather::CALM }, false),
         ("rough", ROUGH, true),
     ]
 }
@@ -52,6 +55,7 @@ fn plan(seed: u64, weather: Weather, fan_out: bool, sabotage: Sabotage) -> Plan 
         lanes: if pick(5, 4) == 0 { 1 } else { 64 },
         fan_out,
         batch_size: [4, 16, 100, 500][usize::try_from(pick(4, 5)).unwrap()],
+        max_crashes: if weather.killers > 0 { 1 + i32::try_from(pick(4, 6)).unwrap() } else { 1_000 },
         weather,
         sabotage,
     }
@@ -134,4 +138,29 @@ fn a_settle_that_marks_a_replayed_row_is_caught() {
 #[test]
 fn marking_before_sending_is_caught() {
     is_caught(Sabotage::MarkBeforeSend, Weather::CALM, false);
+}
+
+#[test]
+fn a_settle_without_a_fence_is_caught() {
+    is_caught(Sabotage::UnfencedSettle, Weather { clock_jumps: 3, publish_hangs: 0.004, ..Weather::CALM }, false);
+}
+
+#[test]
+fn a_read_without_the_head_rule_is_caught() {
+    is_caught(Sabotage::NoHeadRule, Weather::CALM, false);
+}
+
+#[test]
+fn leases_of_waiting_rows_that_are_not_renewed_are_caught() {
+    is_caught(Sabotage::RowLeaseNotRenewed, Weather { kills: 4, publish_hangs: 0.02, ..Weather::CALM }, false);
+}
+
+#[test]
+fn held_rows_that_hide_free_ones_are_caught() {
+    is_caught(Sabotage::HeldHidesFree, Weather { held: true, ..Weather::CALM }, false);
+}
+
+#[test]
+fn a_takeover_that_reads_before_it_may_is_caught() {
+    is_caught(Sabotage::TakeoverReadsEarly, Weather::CALM, false);
 }

@@ -24,7 +24,7 @@ use queuebox_engine::{
     worker::{Worker, WorkerConfig},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use tokio::time::Instant;
+use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
     database::{Database, Row},
@@ -44,6 +44,7 @@ pub struct Plan {
     pub lanes: u8,
     pub fan_out: bool,
     pub batch_size: u32,
+    pub max_crashes: i32,
     pub weather: Weather,
     pub sabotage: Sabotage,
 }
@@ -76,6 +77,10 @@ struct World {
     committed: Mutex<HashSet<Uuid>>,
     rolled_back: Mutex<HashSet<Uuid>>,
     replayed: Mutex<HashSet<Uuid>>,
+    /// Messages that kill their worker.
+    killers: Mutex<HashSet<Uuid>>,
+    /// Numbers of workers that were killed by a message.
+    victims: mpsc::UnboundedSender<usize>,
 }
 
 impl World {
@@ -135,6 +140,10 @@ impl Destination for Receiver {
         if roll < weather.publish_fails {
             return Err(Fault::transient("refused", "connection refused").tripping());
         }
+        if self.world.killers.lock().unwrap().contains(&delivery.id) && !self.dead.swap(true, Ordering::SeqCst) {
+            self.world.trace(|| format!("{} kills worker {}", short(delivery.id), self.worker));
+            let _ = self.world.victims.send(self.worker);
+        }
         if self.dead.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
@@ -186,6 +195,7 @@ pub fn short(id: Uuid) -> String {
 }
 
 struct Process {
+    number: usize,
     worker: Worker,
     dead: Arc<AtomicBool>,
 }
@@ -233,7 +243,7 @@ fn start(world: &Arc<World>, number: usize, incarnation: u64) -> Process {
             batch_size: world.plan.batch_size,
             max_in_flight: 32,
             lease: LEASE,
-            max_crashes: 1000,
+            max_crashes: world.plan.max_crashes,
             ..OutboxConfig::default()
         },
         routes: vec![route("a.*", &["east"]), route("b.*", &["south"]), route("both.*", &["east", "south"])],
@@ -247,7 +257,7 @@ fn start(world: &Arc<World>, number: usize, incarnation: u64) -> Process {
         retention: Vec::new(),
     };
     let worker = Worker::start(config, store, Arc::new(Metrics::new("sim").unwrap()), seed);
-    Process { worker, dead }
+    Process { number, worker, dead }
 }
 
 /// Inserts rows in transactions that take their time, come out of order, and sometimes roll back. Each key has one writer.
@@ -268,6 +278,7 @@ async fn produce(world: Arc<World>, writer: usize, writers: usize) {
             world.rolled_back.lock().unwrap().extend(ids);
         } else {
             world.committed.lock().unwrap().extend(ids);
+            name_killers(&world, &rows, &mut rng);
             world.trace(|| {
                 let texts: Vec<_> = rows
                     .iter()
@@ -289,6 +300,16 @@ async fn produce(world: Arc<World>, writer: usize, writers: usize) {
         written += count;
         if rng.random_bool(0.2) {
             tokio::time::sleep(Duration::from_millis(rng.random_range(0..800))).await;
+        }
+    }
+}
+
+/// Some of the first messages are of the kind that kills.
+fn name_killers(world: &World, rows: &[Row], rng: &mut StdRng) {
+    let mut killers = world.killers.lock().unwrap();
+    for row in rows.iter().filter(|row| row.topic != "both.x") {
+        if killers.len() < world.plan.weather.killers as usize && rng.random_bool(0.1) {
+            killers.insert(row.id);
         }
     }
 }
@@ -364,6 +385,22 @@ async fn trouble(world: Arc<World>, processes: Arc<tokio::sync::Mutex<Vec<Proces
     }
 }
 
+/// Starts a worker in the place of each one that a message has killed.
+async fn bury(
+    world: Arc<World>,
+    processes: Arc<tokio::sync::Mutex<Vec<Process>>>,
+    mut victims: mpsc::UnboundedReceiver<usize>,
+) {
+    let mut deaths = 0;
+    while let Some(victim) = victims.recv().await {
+        deaths += 1;
+        let mut processes = processes.lock().await;
+        let Some(index) = processes.iter().position(|process| process.number == victim) else { continue };
+        let fresh = start(&world, 100_000 + deaths, deaths as u64);
+        std::mem::replace(&mut processes[index], fresh).worker.abort();
+    }
+}
+
 async fn replace_worker(
     world: &Arc<World>,
     processes: &tokio::sync::Mutex<Vec<Process>>,
@@ -411,6 +448,7 @@ fn replay(world: &World, rng: &mut StdRng) {
 
 /// Runs a world; returns what the oracle found wrong, with the trace.
 pub async fn run(plan: Plan) -> Result<Summary, String> {
+    let (victims, dying) = mpsc::unbounded_channel();
     let world = Arc::new(World {
         plan,
         database: Database::new(plan.lanes, plan.sabotage),
@@ -421,14 +459,24 @@ pub async fn run(plan: Plan) -> Result<Summary, String> {
         committed: Mutex::default(),
         rolled_back: Mutex::default(),
         replayed: Mutex::default(),
+        killers: Mutex::default(),
+        victims,
     });
+    if plan.weather.held {
+        world.away.lock().unwrap().insert("south", world.began + Duration::from_secs(86_400));
+    }
     let processes: Vec<Process> = (0..plan.workers).map(|number| start(&world, number, 0)).collect();
     let processes = Arc::new(tokio::sync::Mutex::new(processes));
+    let burying = tokio::spawn(bury(world.clone(), processes.clone(), dying));
     let writers = 3;
     let mut tasks: Vec<_> = (0..writers).map(|writer| tokio::spawn(produce(world.clone(), writer, writers))).collect();
     tasks.push(tokio::spawn(trouble(world.clone(), processes.clone(), Duration::from_secs(12))));
     for task in tasks {
         task.await.map_err(|error| format!("the world itself failed: {error}"))?;
+    }
+    let mut wrong = Vec::new();
+    if plan.weather.held && !flows_past_held(&world).await {
+        wrong.push("a message waited for a destination that is not its own".to_owned());
     }
     world.calm.store(true, Ordering::SeqCst);
     world.away.lock().unwrap().clear();
@@ -440,7 +488,8 @@ pub async fn run(plan: Plan) -> Result<Summary, String> {
     world.committed.lock().unwrap().insert(fresh.id);
     world.database.commit(vec![fresh]);
     let flows = settle_down(&world).await;
-    let mut wrong = judge(&world);
+    burying.abort();
+    wrong.extend(judge(&world));
     if !finished || !flows {
         wrong.push("not everything was finished in ten minutes without faults".to_owned());
     }
@@ -461,6 +510,22 @@ pub struct Summary {
     pub committed: usize,
 }
 
+/// A message with a key of its own, to the destination that is there, while the other one is away.
+async fn flows_past_held(world: &World) -> bool {
+    let row = new_row(world, &mut StdRng::seed_from_u64(2), 0, 1);
+    let row = Row { key: Some("fresh".to_owned()), topic: "a.x".to_owned(), scheduled_at: row.created_at, ..row };
+    let id = row.id;
+    world.committed.lock().unwrap().insert(id);
+    world.database.commit(vec![row]);
+    for _ in 0..1_200 {
+        if world.database.lock().find(id).is_some_and(|row| row.state == State::Sent) {
+            return true;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    false
+}
+
 async fn settle_down(world: &World) -> bool {
     for _ in 0..6_000 {
         let is_open = |state: State| matches!(state, State::Pending | State::Processing);
@@ -473,8 +538,8 @@ async fn settle_down(world: &World) -> bool {
 }
 
 fn judge(world: &World) -> Vec<String> {
-    let mut wrong = Vec::new();
     let tables = world.database.lock();
+    let mut wrong = tables.breaches.clone();
     let log = world.log.lock().unwrap();
     let replayed = world.replayed.lock().unwrap();
     let mut count: HashMap<(Uuid, &str), u32> = HashMap::new();
@@ -498,6 +563,9 @@ fn judge(world: &World) -> Vec<String> {
             }
             State::Sent if arrived == 0 => wrong.push(format!("LOST: {} is sent but never arrived", short(row.id))),
             State::Sent => {}
+            State::Dead
+                if world.killers.lock().unwrap().contains(&row.id)
+                    && row.error.as_ref().is_some_and(|error| error.starts_with("crashes:")) => {}
             State::Dead => wrong.push(format!("{} is dead: {:?}", short(row.id), row.error)),
             other => wrong.push(format!("{} is still {other:?}", short(row.id))),
         }
