@@ -70,7 +70,7 @@ async fn classic_file_runs(kind: Kind) {
     assert!(!log.contains("canary"), "{log}");
 
     // Converted: the same, and each value to fill is named.
-    let convert = Process::queuebox(&["convert", path.to_str().unwrap()]).env("WAREHOUSE_TOKEN", "canary-out");
+    let convert = Process::queuebox(["convert", path.to_str().unwrap()]).env("WAREHOUSE_TOKEN", "canary-out");
     let (status, manifests, notes) = convert.run(PATIENCE).await;
     assert!(status.success(), "{notes}");
     assert!(!manifests.contains("canary") && !notes.contains("canary"), "{manifests}{notes}");
