@@ -9,5 +9,6 @@
 mod bench;
 mod brokers;
 mod cases;
+mod docs;
 mod scenarios;
 mod support;
