@@ -250,6 +250,13 @@ impl Broker {
         self.line_limited(partitions, None).await
     }
 
+    /// A line whose name is given; it may be there already.
+    pub async fn line_named(&self, name: &str) -> Line {
+        let line = Line { broker: self.clone(), name: name.to_owned(), partitions: 1, bytes_max: None };
+        line.make().await;
+        line
+    }
+
     /// [`Broker::line_of`] that takes no larger messages (Kafka; elsewhere the limit is the server's).
     pub async fn line_limited(&self, partitions: i32, bytes_max: Option<usize>) -> Line {
         let line = Line { broker: self.clone(), name: unique("qb"), partitions, bytes_max };

@@ -1,6 +1,7 @@
 //! One module per section of `docs/conformance.md`.
 
 mod broker_faults;
+mod broker_logins;
 mod brokers_in;
 mod brokers_matrix;
 mod brokers_out;

@@ -74,6 +74,7 @@ pub struct Guarded {
     kafka: Kafka,
     sasl_port: u16,
     tls_port: u16,
+    sasl_tls_port: u16,
     /// Who signed the broker's certificate, and admits clients.
     pub authority: Authority,
 }
@@ -82,25 +83,34 @@ impl Guarded {
     /// Starts it.
     pub async fn start() -> Self {
         log();
-        let (sasl_port, tls_port, authority) = (free_port(), free_port(), Authority::new());
+        let (sasl_port, tls_port, sasl_tls_port, authority) = (free_port(), free_port(), free_port(), Authority::new());
         let (password, server) = (escaped(PASSWORD), authority.server());
         let (ca, folder) = (authority.ca_path().display(), authority.ca_path().parent().unwrap());
         let keystore = folder.join("broker.pem");
         std::fs::write(&keystore, server.key_pem() + &server.cert_pem()).unwrap();
-        let more = format!("SASL://127.0.0.1:{sasl_port},TLS://127.0.0.1:{tls_port}");
+        let more =
+            format!("SASL://127.0.0.1:{sasl_port},TLS://127.0.0.1:{tls_port},SASLTLS://127.0.0.1:{sasl_tls_port}");
+        let plain =
+            format!("org.apache.kafka.common.security.plain.PlainLoginModule required user_{USER}=\"{password}\";");
+        let scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;";
         let kafka = private_kafka_with(&format!(
             "listeners={{listeners}},{more}\nadvertised.listeners={{advertised.listeners}},{more}\n\
-             listener.security.protocol.map={{listener.security.protocol.map}},SASL:SASL_PLAINTEXT,TLS:SSL\n\
+             listener.security.protocol.map={{listener.security.protocol.map}},SASL:SASL_PLAINTEXT,TLS:SSL,\
+             SASLTLS:SASL_SSL\n\
              listener.name.sasl.sasl.enabled.mechanisms=PLAIN\n\
-             listener.name.sasl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
-             user_{USER}=\"{password}\";\n\
-             listener.name.tls.ssl.keystore.type=PEM\nlistener.name.tls.ssl.keystore.location={}\n\
+             listener.name.sasl.plain.sasl.jaas.config={plain}\n\
+             listener.name.sasltls.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512\n\
+             listener.name.sasltls.plain.sasl.jaas.config={plain}\n\
+             listener.name.sasltls.scram-sha-256.sasl.jaas.config={scram}\n\
+             listener.name.sasltls.scram-sha-512.sasl.jaas.config={scram}\n\
+             listener.name.sasltls.ssl.keystore.type=PEM\nlistener.name.sasltls.ssl.keystore.location={keystore}\n\
+             listener.name.tls.ssl.keystore.type=PEM\nlistener.name.tls.ssl.keystore.location={keystore}\n\
              listener.name.tls.ssl.truststore.type=PEM\nlistener.name.tls.ssl.truststore.location={ca}\n\
              listener.name.tls.ssl.client.auth=required\n",
-            keystore.display()
+            keystore = keystore.display()
         ))
         .await;
-        let guarded = Self { kafka, sasl_port, tls_port, authority };
+        let guarded = Self { kafka, sasl_port, tls_port, sasl_tls_port, authority };
         guarded.direct().warm().await;
         guarded
     }
@@ -117,6 +127,27 @@ impl Guarded {
             security_protocol: SecurityProtocol::SaslPlaintext,
             sasl: Some(Sasl { mechanism: "PLAIN".into(), username: USER.into(), password: Secret::fixed(password) }),
             ..Cluster::default()
+        }
+    }
+
+    /// The cluster with a login over TLS.
+    pub fn sasl_tls_cluster(&self, mechanism: &str, username: &str, password: &str) -> Cluster {
+        let (mechanism, username, password) = (mechanism.into(), username.into(), Secret::fixed(password));
+        Cluster {
+            bootstrap_servers: format!("127.0.0.1:{}", self.sasl_tls_port),
+            security_protocol: SecurityProtocol::SaslSsl,
+            sasl: Some(Sasl { mechanism, username, password }),
+            tls: Tls { ca: Some(Secret::fixed(self.authority.ca_pem())), ..Tls::default() },
+            ..Cluster::default()
+        }
+    }
+
+    /// Makes a user who logs in by SCRAM.
+    pub async fn make_scram_user(&self, name: &str, password: &str) {
+        for mechanism in ["SCRAM-SHA-256", "SCRAM-SHA-512"] {
+            let credential = format!("{mechanism}=[password={password}]");
+            let user = ["--alter", "--entity-type", "users", "--entity-name", name, "--add-config", &credential];
+            self.kafka.tool("kafka.admin.ConfigCommand", &user).await;
         }
     }
 

@@ -6,14 +6,14 @@ use std::{
 };
 
 use queuebox_conformance::{
-    destination::{bounded, delivery},
+    destination::{CANARY, bounded, delivery},
     source::{FakeIntake, Running},
 };
 use queuebox_core::{Class, ports::Destination};
 use queuebox_kafka::{KafkaDestination, KafkaSource, Secret, SecurityProtocol, Tls};
 use queuebox_testkit::{Authority, Identity, unique};
 
-use crate::support::{Guarded, destination, plain, source};
+use crate::support::{Guarded, PASSWORD, USER, destination, plain, source};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -69,6 +69,40 @@ async fn a_renewed_certificate_counts(guarded: &Guarded, client: Identity, topic
     *current.lock().unwrap() = client;
     bounded("the new certificate", async { while kafka.probe().await.is_err() {} }).await;
     bounded("publish", kafka.publish(delivery(0))).await.unwrap();
+}
+
+/// Every mechanism of `saslMechanism` that librdkafka has a password for, with `SASL_SSL`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_login_works_over_tls() {
+    let guarded = Guarded::start().await;
+    guarded.make_scram_user("scram", "scram-password").await;
+    let (topic, group) = (guarded.direct().new_topic(1, &[]).await, unique("qb-"));
+    let logins = [
+        ("PLAIN", USER, PASSWORD),
+        ("SCRAM-SHA-256", "scram", "scram-password"),
+        ("SCRAM-SHA-512", "scram", "scram-password"),
+    ];
+    for (n, (mechanism, user, password)) in logins.into_iter().enumerate() {
+        let cluster = guarded.sasl_tls_cluster(mechanism, user, password);
+        let kafka = KafkaDestination::new(destination(cluster.clone(), &topic, TIMEOUT));
+        bounded(mechanism, async { while kafka.probe().await.is_err() {} }).await;
+        bounded("publish", kafka.publish(delivery(n))).await.unwrap();
+        let source = Arc::new(KafkaSource::new(source(cluster, &format!("{group}{n}"), &[&topic], 10)));
+        let running = Running::start(source, FakeIntake::new());
+        running.intake.stores(n + 1).await;
+        running.stop().await;
+
+        let wrong = guarded.sasl_tls_cluster(mechanism, user, CANARY);
+        let fault = bounded("probe", KafkaDestination::new(destination(wrong, &topic, TIMEOUT)).probe()).await;
+        let fault = fault.expect_err("a wrong password");
+        assert_eq!((fault.class, &*fault.code), (Class::NotConnected, "login_refused"), "{mechanism}: {fault}");
+        assert!(!fault.detail.contains(CANARY), "{fault}");
+    }
+    let mut stranger = guarded.sasl_tls_cluster("PLAIN", USER, PASSWORD);
+    stranger.tls.ca = Some(Secret::fixed(Authority::new().ca_pem()));
+    let kafka = KafkaDestination::new(destination(stranger, &topic, TIMEOUT));
+    let fault = bounded("probe", kafka.probe()).await.expect_err("signed by a stranger");
+    assert_eq!(fault.class, Class::NotConnected, "{fault}");
 }
 
 #[tokio::test]
