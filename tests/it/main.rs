@@ -10,5 +10,6 @@ mod bench;
 mod brokers;
 mod cases;
 mod docs;
+mod examples;
 mod scenarios;
 mod support;
