@@ -5,8 +5,8 @@
 #
 # BUILD_BASE and RUN_BASE may be replaced, for instance by mirrors. RUN_BASE has to be a Debian of the same release as
 # BUILD_BASE (glibc, OpenSSL 3), and WITH_PACKAGES=no leaves it as it is, for a base that has the libraries already.
-ARG BUILD_BASE=docker.io/library/rust:1.95-bookworm
-ARG RUN_BASE=docker.io/library/debian:bookworm-slim
+ARG BUILD_BASE=rust:1.95-bookworm
+ARG RUN_BASE=debian:bookworm-slim
 
 FROM ${BUILD_BASE} AS build
 RUN apt-get update \

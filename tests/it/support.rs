@@ -563,7 +563,7 @@ impl Drop for World {
     }
 }
 
-fn merge(base: &mut Value, patch: Value) {
+pub fn merge(base: &mut Value, patch: Value) {
     match (base, patch) {
         (Value::Object(base), Value::Object(patch)) => {
             for (name, value) in patch {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -148,6 +148,7 @@ struct Shared {
 /// A receiver on a free port of 127.0.0.1 (HTTP/1.1 and HTTP/2 with prior knowledge). It ends with the handle.
 /// Answers 200 until told otherwise.
 pub struct Recorder {
+    host: Ipv4Addr,
     port: u16,
     shared: Arc<Shared>,
     /// Whether connections may live.
@@ -168,15 +169,20 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 impl Recorder {
     /// Starts a receiver for plain HTTP.
     pub async fn start() -> Recorder {
-        Recorder::begin(None).await
+        Recorder::begin(Ipv4Addr::LOCALHOST, None).await
+    }
+
+    /// Starts a receiver for plain HTTP at another address of this machine, which pods or containers reach.
+    pub async fn start_at(host: Ipv4Addr) -> Recorder {
+        Recorder::begin(host, None).await
     }
 
     /// Starts a receiver for HTTPS.
     pub async fn start_tls(config: rustls::ServerConfig) -> Recorder {
-        Recorder::begin(Some(Arc::new(config))).await
+        Recorder::begin(Ipv4Addr::LOCALHOST, Some(Arc::new(config))).await
     }
 
-    async fn begin(tls: Option<Arc<rustls::ServerConfig>>) -> Recorder {
+    async fn begin(host: Ipv4Addr, tls: Option<Arc<rustls::ServerConfig>>) -> Recorder {
         crate::init();
         let shared = Arc::new(Shared {
             requests: Mutex::default(),
@@ -187,8 +193,8 @@ impl Recorder {
             connections: AtomicUsize::new(0),
             tls,
         });
-        let recorder =
-            Recorder { port: crate::free_port(), shared, open: watch::channel(true).0, listening: Mutex::new(None) };
+        let port = crate::free_port();
+        let recorder = Recorder { host, port, shared, open: watch::channel(true).0, listening: Mutex::new(None) };
         recorder.restart().await;
         recorder
     }
@@ -198,11 +204,11 @@ impl Recorder {
         self.port
     }
 
-    /// `http://127.0.0.1:PORT`, or `https://localhost:PORT` with TLS.
+    /// `http://ADDRESS:PORT`, or `https://localhost:PORT` with TLS.
     pub fn url(&self) -> String {
         match self.shared.tls {
             Some(_) => format!("https://localhost:{}", self.port),
-            None => format!("http://127.0.0.1:{}", self.port),
+            None => format!("http://{}:{}", self.host, self.port),
         }
     }
 
@@ -294,7 +300,7 @@ impl Recorder {
     /// Comes back on the same port after [`Recorder::stop`].
     pub async fn restart(&self) {
         self.open.send_replace(true);
-        let address = SocketAddr::from(([127, 0, 0, 1], self.port));
+        let address = SocketAddr::from((self.host, self.port));
         let listener = crate::wait::eventually_ok("the receiver's port is free", Duration::from_secs(10), || {
             TcpListener::bind(address)
         })
