@@ -10,6 +10,7 @@ mod bench;
 mod brokers;
 mod cases;
 mod chart;
+mod cluster;
 mod docs;
 mod examples;
 mod scenarios;

@@ -146,6 +146,22 @@ fn a_namespaced_release_has_nothing_cluster_wide() {
 }
 
 #[test]
+fn every_argument_of_the_operator_exists() {
+    let arguments = ["operator", "--help"];
+    let help = run(std::process::Command::new(queuebox_testkit::queuebox_binary()).args(arguments)).unwrap();
+    let deployment = of_kind(&objects(EVERYTHING), "Deployment")[0].clone();
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    for argument in container["args"].as_array().unwrap().iter().skip(1) {
+        let flag = argument.as_str().unwrap().split('=').next().unwrap();
+        assert!(help.contains(flag), "{flag} is not in\n{help}");
+    }
+    for variable in container["env"].as_array().unwrap() {
+        let name = variable["name"].as_str().unwrap();
+        assert!(help.contains(name), "{name} is not in\n{help}");
+    }
+}
+
+#[test]
 fn pods_are_restricted() {
     let rendered = objects(EVERYTHING);
     let pods = of_kind(&rendered, "Deployment").into_iter().map(|deployment| &deployment["spec"]["template"]["spec"]);
