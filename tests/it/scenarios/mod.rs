@@ -7,6 +7,7 @@ mod brokers_matrix;
 mod brokers_out;
 mod claims;
 mod classic;
+mod database_faults;
 mod doctor;
 mod fan_out;
 mod health;
