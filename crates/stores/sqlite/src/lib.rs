@@ -111,6 +111,11 @@ struct Statements {
     rendered: HashMap<(usize, usize), Arc<str>>,
 }
 
+/// How long SQLite itself waits for the write lock in one go; then [`session`] asks again. Its busy handler asks the less often the longer it
+/// has waited, up to ten times a second, so among processes that write all the time whoever has waited longest has the least chance: a
+/// worker lost its lease that way.
+const TURN: Duration = Duration::from_millis(3);
+
 /// Opens the file. Fails where it cannot be opened or is no database; tables are looked at by `migrate` and `check`.
 pub async fn open(config: SqliteConfig) -> Result<SqliteStore, Fault> {
     let path = config.path.to_string_lossy();
@@ -143,7 +148,8 @@ pub async fn open(config: SqliteConfig) -> Result<SqliteStore, Fault> {
             .test_before_acquire(false)
             .acquire_timeout(config.busy_timeout + Duration::from_secs(25))
     };
-    let writer = first_connection(&pool(1), &options, &config).await?;
+    let impatient = options.clone().busy_timeout(config.busy_timeout.min(TURN));
+    let writer = first_connection(&pool(1), &impatient, &config).await?;
     let readers = pool(config.pool_size.max(3) - 1).connect_lazy_with(options);
     let inner = Inner {
         config,

@@ -54,14 +54,15 @@ impl SqliteStore {
         self.session(transaction, fence).await
     }
 
-    /// SQLite waits for a lock by itself, but BUSY_RECOVERY and BUSY_SNAPSHOT come at once: these are tried again within the same time.
+    /// Asks for the lock again and again within the busy timeout. SQLite waits for it by itself only for a moment (`TURN`), and
+    /// BUSY_RECOVERY and BUSY_SNAPSHOT come at once.
     async fn begin(&self, pool: &SqlitePool, how: &'static str) -> Result<Transaction<'static, Sqlite>, Fault> {
         let _counted = Counted::new(&self.inner.waiting);
         let until = Instant::now() + self.inner.config.busy_timeout;
         loop {
             match pool.begin_with(how).await {
                 Err(error) if classify::is_busy(&error) && Instant::now() < until => {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    tokio::time::sleep(Duration::from_millis(1)).await;
                 }
                 begun => return begun.map_err(|error| classify(&error)),
             }

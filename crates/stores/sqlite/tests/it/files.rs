@@ -1,6 +1,13 @@
 //! What only SQLite has: one file, one writer, text for ids and times, other processes beside us.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use futures::FutureExt as _;
 use queuebox_conformance::store::{Insert, Setup, StoreHarness as _, World, everything};
@@ -107,6 +114,41 @@ mod d30_sqlite_read_to_write_upgrade {
         assert_eq!(w.count("inbox").await, 1);
         w.h.begin().await.rollback().await;
     }
+}
+
+/// Four processes that write without a pause leave turns for QueueBox. Counted in commits of theirs, so that a slow machine changes nothing:
+/// with SQLite's own busy handler a write waited for hundreds of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_without_a_pause_leave_turns() {
+    const TURNS: u64 = 40;
+    let w = World::<SqliteHarness>::start().await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let commits = Arc::new(AtomicU64::new(0));
+    let mut writers = Vec::new();
+    for _ in 0..4 {
+        let (mut app, insert) = (w.h.connect().await, w.insert_sql(&Insert::default()));
+        let insert = insert.replace("INSERT INTO", "INSERT OR REPLACE INTO");
+        let (stop, commits) = (stop.clone(), commits.clone());
+        writers.push(tokio::spawn(async move {
+            while !stop.load(SeqCst) {
+                run(&mut app, "BEGIN IMMEDIATE").await;
+                run(&mut app, &insert).await;
+                run(&mut app, "COMMIT").await;
+                commits.fetch_add(1, SeqCst);
+            }
+        }));
+    }
+    for turn in 0..TURNS {
+        let message = queuebox_conformance::store::inbox::message("s", &turn.to_string());
+        w.store.admit(&[message]).await.unwrap();
+    }
+    let waited_for = commits.load(SeqCst) / TURNS;
+    stop.store(true, SeqCst);
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    println!("{waited_for} commits of others for each of ours");
+    assert!(waited_for < 100, "each write waited for {waited_for} commits of others");
 }
 
 /// A wait for inserts ends when another connection commits and when this process forwards or replays, not for our own settles.
