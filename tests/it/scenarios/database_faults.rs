@@ -1,7 +1,7 @@
 //! Faults of the database under traffic. Each ends in recovery by itself: everything is delivered, no attempt is spent, nothing is dead, order
 //! per key holds, and readiness has told the truth meanwhile.
 
-use std::{collections::BTreeMap, path::Path, process::Command, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use queuebox_testkit::{self as testkit, Answer, Postgres};
 use serde_json::json;
@@ -131,56 +131,4 @@ async fn time_outs_of_the_server_are_passing_faults() {
     let log = std::fs::read_to_string(scene.server.log()).unwrap();
     assert!(log.contains("lock timeout"), "nobody met the time-out");
     scene.end().await;
-}
-
-/// A small file system of memory; unmounted with the value.
-struct SmallDisk(std::path::PathBuf);
-
-impl SmallDisk {
-    fn mount(at: &Path) -> Option<SmallDisk> {
-        std::fs::create_dir_all(at).unwrap();
-        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=48m,mode=0777", "tmpfs"]).arg(at).output();
-        mount.is_ok_and(|output| output.status.success()).then(|| SmallDisk(at.to_owned()))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
-#[tokio::test]
-async fn a_full_disk_is_survived() {
-    let server = testkit::private_postgres().await;
-    let Some(disk) = SmallDisk::mount(&server.folder().join("small")) else {
-        eprintln!("SKIPPED, NOT PASSED: a_full_disk_is_survived needs the right to mount a file system (root)");
-        return;
-    };
-    let space = disk.0.join("space");
-    std::fs::create_dir(&space).unwrap();
-    let owner = std::fs::metadata(server.folder().join("data")).unwrap();
-    std::os::unix::fs::chown(
-        &space,
-        Some(std::os::unix::fs::MetadataExt::uid(&owner)),
-        Some(std::os::unix::fs::MetadataExt::gid(&owner)),
-    )
-    .unwrap();
-    server.psql("postgres", &format!("CREATE TABLESPACE small LOCATION '{}'", space.display())).await;
-    server.psql("postgres", "CREATE DATABASE full_soon TABLESPACE small TEMPLATE template0").await;
-    let url = server.url_of("full_soon");
-    let scene = Scene::at(server, url).await;
-    scene.world.db.execute("CREATE TABLE filler (x text)").await;
-    let fill = "INSERT INTO filler SELECT repeat(md5(n::text), 200) FROM generate_series(1, 200) n";
-    while scene.world.db.try_execute(fill).await.is_ok() {}
-    // What is settled now meets a disk without room for new versions of rows, or finds room in pages that have some; both are allowed,
-    // losing something is not.
-    let insert = "INSERT INTO outbox (topic, payload) SELECT 'order', jsonb_build_object('n', 1, 'x', repeat('x', 6000)) FROM generate_series(1, 4000)";
-    let inserted = scene.world.db.try_execute(insert).await;
-    assert!(inserted.is_err(), "the disk is not full");
-    scene.world.db.execute("DROP TABLE filler").await;
-    // The first one still meets the pages that found no room.
-    testkit::eventually_ok("a checkpoint", PATIENCE, || scene.world.db.try_execute("CHECKPOINT")).await;
-    scene.end().await;
-    drop(disk);
 }
