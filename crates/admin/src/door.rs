@@ -3,9 +3,11 @@
 //! Pods are probed from their first second on. A worker that waits for its database must look alive, or it would be restarted
 //! for what a restart cannot mend.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use axum::{Router, extract::Request, routing::get};
+use axum::{Json, Router, extract::Request, http::StatusCode, response::IntoResponse, routing::get};
+use queuebox_core::redact::redact;
+use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
 use crate::{Readiness, answer::Failure, health};
@@ -14,6 +16,7 @@ use crate::{Readiness, answer::Failure, health};
 #[derive(Clone, Default)]
 pub struct Door {
     behind: Arc<OnceLock<Router>>,
+    waiting: Arc<Mutex<Option<Value>>>,
 }
 
 impl Door {
@@ -22,16 +25,39 @@ impl Door {
         let _ = self.behind.set(router);
     }
 
-    /// The routes. Closed: `/livez` and `/health/live` answer 200, everything else 503.
+    /// What `/status` answers before the door is opened: why the worker waits for its database, and what it misses.
+    pub fn wait_for_database(&self, why: &str, missing: &[String]) {
+        let status = json!({
+            "readiness": "Starting",
+            "database": {"failing": redact(why), "missing": missing},
+            "backlog": null,
+            "sources": [],
+            "destinations": [],
+        });
+        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(status);
+    }
+
+    /// The routes. Closed: `/livez` and `/health/live` answer 200, `/status` once there is something to say, everything else 503.
     pub fn router(&self) -> Router {
+        let waiting = self.waiting.clone();
         let starting = Router::new()
+            .route(
+                "/status",
+                get(move || async move {
+                    let status = waiting.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                    match status {
+                        Some(status) => Json(status).into_response(),
+                        None => Failure::new(StatusCode::SERVICE_UNAVAILABLE, "Starting").into_response(),
+                    }
+                }),
+            )
             .route("/livez", get(health::live))
             .route("/health/live", get(health::live))
             .route("/readyz", get(not_ready))
             .route("/startupz", get(not_ready))
             .route("/health", get(not_ready))
             .route("/health/ready", get(not_ready))
-            .fallback(|| async { Failure::new(axum::http::StatusCode::SERVICE_UNAVAILABLE, "Starting") });
+            .fallback(|| async { Failure::new(StatusCode::SERVICE_UNAVAILABLE, "Starting") });
         let behind = self.behind.clone();
         Router::new().fallback(move |request: Request| {
             let router = behind.get().unwrap_or(&starting).clone();
@@ -63,6 +89,8 @@ mod tests {
         for path in ["/readyz", "/startupz", "/health", "/health/ready", "/status", "/metrics", "/admin/outbox"] {
             assert_eq!(status(&door, path).await, StatusCode::SERVICE_UNAVAILABLE, "{path}");
         }
+        door.wait_for_database("refused", &["secretKeyRef db/password".to_owned()]);
+        assert_eq!(status(&door, "/status").await, StatusCode::OK, "why it waits can be asked");
         door.open(Router::new().route("/status", get(|| async { "here" })));
         assert_eq!(status(&door, "/status").await, StatusCode::OK);
         assert_eq!(status(&door, "/livez").await, StatusCode::NOT_FOUND, "it is the opened router that answers");

@@ -29,7 +29,7 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
-use queuebox_api::checked::Relay;
+use queuebox_api::checked::{Relay, UsedReference};
 use queuebox_core::ports::{
     Ledger,
     schema::{Schema, SchemaReport},
@@ -93,6 +93,8 @@ pub struct ManagementParts {
     pub sources: Arc<dyn Fn() -> Vec<SourceStatus> + Send + Sync>,
     /// State of the wake-up; `None` = it is not used.
     pub capture: Arc<dyn Fn() -> Option<CaptureStatus> + Send + Sync>,
+    /// References that have no value at this moment; empty where nobody looks.
+    pub missing: Arc<dyn Fn() -> Vec<UsedReference> + Send + Sync>,
     /// Where the worker stands.
     pub readiness: watch::Receiver<Readiness>,
     /// Who may use the admin API; `None` = anyone, which only `admin.insecure` may mean. Without `relay.admin` there is no

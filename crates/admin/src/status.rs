@@ -1,8 +1,9 @@
 //! `/status`: how much waits, for how long, and the state of each source and destination. Read by people and by the operator;
 //! no secret, no payload, no key (contract 12.1).
 
+use queuebox_api::{Kind, checked::UsedReference};
 use queuebox_core::redact::redact;
-use queuebox_engine::worker::{Backlog, WorkerState};
+use queuebox_engine::worker::WorkerState;
 use serde_json::{Value, json};
 
 use crate::{ManagementParts, Readiness, SourceStatus};
@@ -12,6 +13,7 @@ pub(crate) fn status(parts: &ManagementParts) -> Value {
     let state = (parts.state)();
     let relay = &parts.relay;
     let schema = parts.schema_report.get();
+    let missing = (parts.missing)();
     let failing = state.keeper.failing.as_deref().or(state.driver.failing.as_deref());
     json!({
         "version": parts.version,
@@ -29,22 +31,32 @@ pub(crate) fn status(parts: &ManagementParts) -> Value {
             "schemaVersion": schema.map(|report| report.version),
             "notes": schema.map(|report| report.notes.iter().map(|note| redact(note)).collect::<Vec<_>>()),
             "failing": failing.map(redact),
+            "missing": missing_of(&missing, Kind::Relay, &relay.name),
         },
         "lanes": { "outbox": state.keeper.lanes.0, "inbox": state.keeper.lanes.1 },
-        "backlog": backlog(&state.backlog),
+        "backlog": backlog(&state),
+        "missing": missing.iter().map(|it| it.reference.to_string()).collect::<Vec<_>>(),
         "forward": state.forward.as_ref().map(|forward| json!({
             "failing": forward.failure.as_deref().map(redact),
             "unknownSources": forward.unknown_sources,
         })),
-        "sources": sources(parts),
-        "destinations": destinations(parts, &state),
+        "sources": sources(parts, &missing),
+        "destinations": destinations(parts, &state, &missing),
     })
 }
 
-fn backlog(backlog: &Backlog) -> Value {
+/// References of one object that have no value.
+fn missing_of(missing: &[UsedReference], kind: Kind, name: &str) -> Vec<String> {
+    let own = missing.iter().filter(|used| used.kind == kind && used.name == name);
+    own.map(|used| used.reference.to_string()).collect()
+}
+
+fn backlog(state: &WorkerState) -> Value {
+    let backlog = &state.backlog;
     if !backlog.known {
         return Value::Null;
     }
+    let startable = &state.driver.startable;
     let inbox: Vec<Value> = backlog
         .inbox
         .iter()
@@ -64,12 +76,18 @@ fn backlog(backlog: &Backlog) -> Value {
             "dead": backlog.outbox.dead,
             "oldestPendingAgeSeconds": seconds(backlog.outbox.oldest_pending_age_us),
             "oldestDueAgeSeconds": seconds(backlog.outbox.oldest_due_age_us),
+            "startable": {
+                "rows": startable.rows,
+                "lanes": startable.lanes,
+                "oldestAgeSeconds": startable.oldest_read.map_or(0.0, |at| rounded(at.elapsed())),
+                "more": startable.more,
+            },
         },
         "inbox": inbox,
     })
 }
 
-fn sources(parts: &ManagementParts) -> Vec<Value> {
+fn sources(parts: &ManagementParts, missing: &[UsedReference]) -> Vec<Value> {
     let known = (parts.sources)();
     let view = |source: &queuebox_api::checked::Source| {
         let status = known.iter().find(|status| status.name == source.name);
@@ -87,12 +105,13 @@ fn sources(parts: &ManagementParts) -> Vec<Value> {
             "consumption": source.consumption,
             "state": state,
             "detail": detail.map(redact),
+            "missing": missing_of(missing, Kind::Source, &source.name),
         })
     };
     parts.relay.sources.iter().map(view).collect()
 }
 
-fn destinations(parts: &ManagementParts, state: &WorkerState) -> Vec<Value> {
+fn destinations(parts: &ManagementParts, state: &WorkerState, missing: &[UsedReference]) -> Vec<Value> {
     let view = |destination: &queuebox_api::checked::Destination| {
         let found = state.driver.destinations.iter().find(|found| found.name == destination.name);
         let held = found.and_then(|found| found.held_because.as_deref());
@@ -108,12 +127,20 @@ fn destinations(parts: &ManagementParts, state: &WorkerState) -> Vec<Value> {
             "kind": destination.connector.kind(),
             "state": state,
             "detail": held.map(redact),
+            "failures": found.and_then(|found| found.failing).map_or(0, |(failures, _)| failures),
+            "failingForSeconds": found.and_then(|found| found.failing).map_or(0.0, |(_, since)| rounded(since.elapsed())),
+            "missing": missing_of(missing, Kind::Destination, &destination.name),
             "queued": found.map_or(0, |found| found.queued),
             "inFlight": found.map_or(0, |found| found.in_flight),
             "breaker": match breaker { 0 => "Closed", 1 => "HalfOpen", _ => "Open" },
         })
     };
     parts.relay.destinations.iter().map(view).collect()
+}
+
+/// Seconds with three decimals.
+fn rounded(duration: std::time::Duration) -> f64 {
+    seconds(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX))
 }
 
 /// Microseconds as seconds, with three decimals.

@@ -146,6 +146,7 @@ impl World {
             relay: relay(manifests),
             sources: Arc::new(move || vec![up.clone()]),
             capture: Arc::new(|| None),
+            missing: Arc::new(Vec::new),
             readiness: seen,
             admin_auth: None,
             version: "1.2.3",
@@ -236,6 +237,7 @@ async fn what_is_down_says_why_without_a_secret() {
             queued: 0,
             in_flight: 0,
             breaker: 0,
+            failing: None,
             held_because: Some("not connected: nats://app:canary-7731@broker:4222 refused".to_owned()),
         });
         state
@@ -319,7 +321,10 @@ async fn status_has_backlog_ages_and_states() {
     assert_eq!(body["version"], "1.2.3");
     assert_eq!(body["relay"], json!({"namespace": "default", "name": "shop", "uid": "local/default/shop"}));
     assert_eq!(body["database"]["schemaVersion"], 14);
-    let outbox = json!({"pending": 3, "dead": 0, "oldestPendingAgeSeconds": 0.0, "oldestDueAgeSeconds": 1.5});
+    let outbox = json!({
+        "pending": 3, "dead": 0, "oldestPendingAgeSeconds": 0.0, "oldestDueAgeSeconds": 1.5,
+        "startable": {"rows": 0, "lanes": 0, "oldestAgeSeconds": 0.0, "more": false},
+    });
     assert_eq!(body["backlog"]["outbox"], outbox);
     let states = |of: &str| -> Vec<_> {
         let all = body[of].as_array().unwrap().iter();

@@ -4,7 +4,10 @@ use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use queuebox_admin::{AdminAuth, CaptureStatus, ManagementParts, Readiness, SourceStatus};
-use queuebox_api::{SecretResolver, checked};
+use queuebox_api::{
+    SecretResolver,
+    checked::{self, UsedReference},
+};
 use queuebox_catalog::{Opened, inbound_auth};
 use queuebox_core::{
     ports::{Source, schema::SchemaReport, source::SourceHealth},
@@ -30,6 +33,8 @@ pub struct Parts {
     pub pollers: Vec<(String, Arc<dyn Source>)>,
     /// For the admin API's credentials.
     pub secrets: Arc<dyn SecretResolver>,
+    /// Everything that the manifests refer to.
+    pub references: Vec<UsedReference>,
 }
 
 /// The routes, and the switch of readiness.
@@ -54,10 +59,19 @@ pub fn router(parts: Parts) -> anyhow::Result<(Router, watch::Sender<Readiness>)
         capture: Arc::new(move || {
             capture().map(|state| CaptureStatus { up: state.is_ok(), detail: state.err().map(|why| redact(&why)) })
         }),
+        missing: {
+            let (references, secrets) = (parts.references, parts.secrets);
+            Arc::new(move || missing(&references, &secrets))
+        },
         readiness,
         version: env!("CARGO_PKG_VERSION"),
     });
     Ok((router, ready))
+}
+
+/// References that have no value at this moment.
+pub fn missing(references: &[UsedReference], secrets: &Arc<dyn SecretResolver>) -> Vec<UsedReference> {
+    references.iter().filter(|used| secrets.resolve(&used.reference).is_err()).cloned().collect()
 }
 
 /// States of the sources; broker sources are asked, HTTP sources receive as long as the process does.

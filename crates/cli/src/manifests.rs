@@ -4,7 +4,11 @@ use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use queuebox_api::{Manifests, Problems, SecretResolver, Target, checked, classic};
+use queuebox_api::{
+    Manifests, Problems, SecretResolver, Target,
+    checked::{self, UsedReference},
+    classic,
+};
 use sha2::{Digest, Sha256};
 
 /// The command was called in a way that cannot work; exit code 2.
@@ -76,6 +80,10 @@ pub struct Loaded {
     pub relay: Arc<checked::Relay>,
     /// Who answers its references.
     pub secrets: Arc<dyn SecretResolver>,
+    /// Everything that the manifests refer to.
+    pub references: Vec<UsedReference>,
+    /// A missing secret of the database is waited for, as long as it takes.
+    pub waits_for_secrets: bool,
     /// `<number>/<content hash>`: a local run takes the time of loading in ms (contract 2.7).
     pub version: String,
 }
@@ -124,6 +132,7 @@ pub fn load_for(given: &Given, target: Target) -> anyhow::Result<Loaded> {
     for warning in &report.warnings {
         tracing::warn!("{warning}");
     }
+    let references = report.references.clone();
     let relay = match report.into_relay(given.relay.as_deref()) {
         Ok(relay) => relay,
         Err(problems) => bail!("the manifests cannot be run:\n{problems}"),
@@ -131,7 +140,13 @@ pub fn load_for(given: &Given, target: Target) -> anyhow::Result<Loaded> {
     let hash = Sha256::digest(format!("{relay:?}"));
     let hash: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let version = format!("{}/{hash}", jiff::Timestamp::now().as_millisecond());
-    Ok(Loaded { relay: Arc::new(relay), secrets: Arc::new(manifests.secrets), version })
+    Ok(Loaded {
+        relay: Arc::new(relay),
+        secrets: Arc::new(manifests.secrets),
+        references,
+        waits_for_secrets: target == Target::Cluster,
+        version,
+    })
 }
 
 /// `queuebox convert`.

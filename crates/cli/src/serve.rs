@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
 use queuebox_admin::{Door, Readiness};
-use queuebox_api::Target;
+use queuebox_api::{Target, checked::UsedReference};
 use queuebox_catalog::{BrokerSource, Catalog, HttpSourceParts, Opened, open_store};
 use queuebox_core::{
     Class, Fault,
@@ -28,6 +28,8 @@ use crate::{
 
 /// First pause before the database is tried again at start; doubles up to [`DATABASE_PAUSE_MAX`].
 const DATABASE_PAUSE: Duration = Duration::from_millis(200);
+/// How often a missing secret is looked for.
+const SECRET_PAUSE: Duration = Duration::from_secs(1);
 const DATABASE_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Serves until SIGTERM or an interrupt.
@@ -84,7 +86,7 @@ impl Server {
     /// # Errors
     /// See [`run`].
     pub async fn start(loaded: Loaded) -> anyhow::Result<Self> {
-        let Loaded { relay, secrets, version } = loaded;
+        let Loaded { relay, secrets, references, waits_for_secrets, version } = loaded;
         let catalog = Catalog::new(&relay, secrets.clone());
         // Ports first: a port that is taken is found before anything is done to the database.
         let data = listen(relay.http.port, "http.port").await?;
@@ -103,7 +105,10 @@ impl Server {
         }
         let worker_config = catalog.worker(version, host_name())?;
         let metrics = Arc::new(Metrics::new(env!("CARGO_PKG_VERSION"))?);
-        let (database, schema) = database(&relay, &secrets).await?;
+        if waits_for_secrets {
+            wait_for_secrets(&relay, &references, &secrets, &door).await;
+        }
+        let (database, schema) = database(&relay, &secrets, &door).await?;
         let store = database.store.clone();
 
         let worker = Worker::start(worker_config, store.clone(), metrics.clone(), fresh_seed());
@@ -126,6 +131,7 @@ impl Server {
             worker: worker.watch(),
             pollers,
             secrets,
+            references,
         })?;
         door.open(router);
         ready.send_replace(Readiness::Ready);
@@ -221,10 +227,40 @@ pub fn host_name() -> String {
         .unwrap_or_else(|| "queuebox".to_owned())
 }
 
+/// In a cluster a Secret may come after the pod that needs it: whoever is not there is waited for, alive and not ready.
+async fn wait_for_secrets(
+    relay: &queuebox_api::checked::Relay,
+    references: &[UsedReference],
+    secrets: &Arc<dyn queuebox_api::SecretResolver>,
+    door: &Door,
+) {
+    let own: Vec<UsedReference> = references
+        .iter()
+        .filter(|used| used.kind == queuebox_api::Kind::Relay && used.name == relay.name)
+        .cloned()
+        .collect();
+    let mut said = Vec::new();
+    loop {
+        let missing: Vec<String> =
+            management::missing(&own, secrets).iter().map(|used| used.reference.to_string()).collect();
+        if missing.is_empty() {
+            return;
+        }
+        let text = format!("waiting for {}", missing.join(", "));
+        door.wait_for_database(&text, &missing);
+        if missing != said {
+            tracing::warn!("Not ready yet, {text}.");
+            said = missing;
+        }
+        tokio::time::sleep(SECRET_PAUSE).await;
+    }
+}
+
 /// Opens the database, waiting for it up to `startupTimeout`; then it is migrated and checked.
 async fn database(
     relay: &queuebox_api::checked::Relay,
     secrets: &Arc<dyn queuebox_api::SecretResolver>,
+    door: &Door,
 ) -> anyhow::Result<(Opened, SchemaReport)> {
     let begun = Instant::now();
     let mut pause = DATABASE_PAUSE;
@@ -244,6 +280,7 @@ async fn database(
                 fault.detail
             );
         }
+        door.wait_for_database(&fault.detail, &[]);
         tracing::warn!("The database is not there yet, trying again: {}", fault.detail);
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(DATABASE_PAUSE_MAX);

@@ -21,7 +21,7 @@ use tokio::{
 
 use super::{
     publish::{Command, Event, Job, Publisher},
-    window::{Asked, DestinationState, Note, Published, Start, Window},
+    window::{Asked, DestinationState, Note, Published, Start, Startable, Window},
 };
 use crate::{config::RelayConfig, metrics::Metrics};
 
@@ -86,6 +86,8 @@ pub struct DriverState {
     pub destinations: Vec<DestinationState>,
     /// Lanes owned.
     pub lanes: u32,
+    /// How much there is to do.
+    pub startable: Startable,
     /// Why the last operation of the database failed, while it fails.
     pub failing: Option<String>,
 }
@@ -135,6 +137,7 @@ pub struct Driver {
     read_at: Instant,
     pause: Duration,
     failure_pause: Duration,
+    count_startable_at: Instant,
     settles_repeated: bool,
     busy_polls: u32,
     idle_written: bool,
@@ -179,6 +182,7 @@ impl Driver {
             read_at: now,
             pause: PAUSE_FIRST,
             failure_pause: Duration::ZERO,
+            count_startable_at: Instant::now(),
             settles_repeated: false,
             busy_polls: 0,
             idle_written: false,
@@ -575,7 +579,7 @@ impl Driver {
         }
     }
 
-    fn publish_state(&self, now: Instant) {
+    fn publish_state(&mut self, now: Instant) {
         let metrics = &self.parts.metrics;
         let destinations = self.window.destinations();
         for destination in &destinations {
@@ -586,9 +590,15 @@ impl Driver {
         metrics.walk_age.set(now.saturating_duration_since(self.window.lap_began()).as_secs_f64());
         let failing = self.failure_pause.is_zero();
         let lanes = self.window.active_lanes().len();
+        // It looks at every row in memory: once a second is often enough for whoever counts workers.
+        let startable = (now >= self.count_startable_at).then(|| self.window.startable());
+        if startable.is_some() {
+            self.count_startable_at = now + Duration::from_secs(1);
+        }
         self.parts.state.send_modify(|state| {
             state.destinations = destinations;
             state.lanes = lanes;
+            state.startable = startable.unwrap_or(state.startable);
             if failing {
                 state.failing = None;
             }

@@ -56,6 +56,8 @@ pub struct Gate {
     state: State,
     breaker: Option<BreakerConfig>,
     failures: u32,
+    /// Publishes that failed since the last success, whatever the breaker makes of them, and since when.
+    streak: Option<(u32, Instant)>,
     bucket: Option<Bucket>,
 }
 
@@ -63,7 +65,7 @@ impl Gate {
     /// A gate that is open, or paused by the manifest.
     pub fn new(paused: bool, breaker: Option<BreakerConfig>, rate: Option<Rate>, now: Instant) -> Self {
         let state = if paused { State::Paused } else { State::Open };
-        Self { state, breaker, failures: 0, bucket: rate.map(|rate| Bucket::new(rate, now)) }
+        Self { state, breaker, failures: 0, streak: None, bucket: rate.map(|rate| Bucket::new(rate, now)) }
     }
 
     /// Current state.
@@ -116,6 +118,7 @@ impl Gate {
     /// A publish that ended well. True when the gate opened by it.
     pub fn succeeded(&mut self) -> bool {
         self.failures = 0;
+        self.streak = None;
         let opened = matches!(self.state, State::Probing { .. } | State::Disconnected { .. });
         if opened || matches!(self.state, State::Broken { .. }) {
             self.state = State::Open;
@@ -126,6 +129,8 @@ impl Gate {
 
     /// A publish that failed. True when the gate closed by it.
     pub fn failed(&mut self, trips: bool, now: Instant) -> bool {
+        let (failures, since) = self.streak.unwrap_or((0, now));
+        self.streak = Some((failures.saturating_add(1), since));
         let Some(breaker) = self.breaker else {
             return false;
         };
@@ -227,6 +232,11 @@ impl Gate {
             State::Probing { .. } => 1,
             _ => 0,
         }
+    }
+
+    /// Publishes that failed since the last success, and since when; `None` = the last one succeeded, or there was none.
+    pub fn streak(&self) -> Option<(u32, Instant)> {
+        self.streak
     }
 
     /// Why rows are held, for people.

@@ -8,4 +8,4 @@ mod publish;
 mod routing;
 mod window;
 
-pub use window::DestinationState;
+pub use window::{DestinationState, Startable};

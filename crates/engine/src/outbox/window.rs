@@ -1798,8 +1798,27 @@ impl Window {
                 in_flight: slot.in_flight,
                 breaker: slot.gate.breaker_gauge(),
                 held_because: slot.gate.held_because(),
+                failing: slot.gate.streak(),
             })
             .collect()
+    }
+
+    /// Rows in memory that could start now were there somebody to carry them, or have started. Rows that wait for another of
+    /// their key are none, nor are those whose destination is held.
+    pub fn startable(&self) -> Startable {
+        let mut found = Startable { more: !self.walk_ended, ..Startable::default() };
+        let mut lanes = LaneSet::default();
+        let startable = self.rows.values().filter(|entry| {
+            matches!(entry.phase, Phase::Ready | Phase::Marking | Phase::InFlight)
+                && self.slots[entry.slot].gate.held_because().is_none()
+        });
+        for entry in startable {
+            found.rows += 1;
+            lanes.insert(entry.row.lane);
+            found.oldest_read = Some(found.oldest_read.map_or(entry.read_at, |oldest| oldest.min(entry.read_at)));
+        }
+        found.lanes = lanes.len();
+        found
     }
 
     /// How long ago a row in memory was read.
@@ -1821,6 +1840,21 @@ pub struct DestinationState {
     pub breaker: i64,
     /// Why its rows are held, if they are.
     pub held_because: Option<String>,
+    /// Publishes that failed since the last success, and since when.
+    pub failing: Option<(u32, Instant)>,
+}
+
+/// How much a worker has to do right now: what more workers could share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Startable {
+    /// Rows in memory.
+    pub rows: usize,
+    /// Lanes that have one.
+    pub lanes: u32,
+    /// When the one that has been in memory longest was read.
+    pub oldest_read: Option<Instant>,
+    /// The walk has not seen everything yet: there may be more in the table.
+    pub more: bool,
 }
 
 impl Slot {

@@ -271,7 +271,11 @@ impl Cache {
 }
 
 fn compact(kind: Watched, object: &DynamicObject) -> (String, String, Arc<str>) {
-    let value = serde_json::to_value(object).unwrap_or_default();
+    let mut value = serde_json::to_value(object).unwrap_or_default();
+    // The items of a list come without them.
+    let resource = kind.resource();
+    value["apiVersion"] = json!(resource.api_version);
+    value["kind"] = json!(resource.kind);
     let text = kind.kept(&value).to_string();
     (object.namespace().unwrap_or_default(), object.name_any(), text.into())
 }

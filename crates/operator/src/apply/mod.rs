@@ -24,7 +24,7 @@ use tokio::{
     task::JoinSet,
     time::Instant,
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use self::{
     cache::Cache, gate::Gate, lease::Election, metrics::Metrics, poll::Samples, queue::Queue, reconcile::Reconciler,
@@ -118,12 +118,12 @@ pub async fn run_in(config: kube::Config, options: Options, stop: CancellationTo
     let competing = CancellationToken::new();
     let election = {
         let competing = competing.clone();
-        tokio::spawn(async move {
+        AbortOnDropHandle::new(tokio::spawn(async move {
             if let Some(election) = &mut election {
                 election.run(competing).await;
             }
             election
-        })
+        }))
     };
     let reconciler = Arc::new(Reconciler::new(
         cache.clone(),

@@ -25,12 +25,15 @@ const AT_ONCE: usize = 64;
 /// A larger answer is none of a worker.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
+/// What the workers of one namespace said, by the UID of the Relay.
+pub type OfNamespace = BTreeMap<String, Vec<Sample>>;
+
 /// What the workers said last, by namespace and UID of the Relay.
 #[derive(Clone)]
 pub struct Samples {
     cache: Cache,
     http: reqwest::Client,
-    known: Arc<Mutex<HashMap<String, BTreeMap<String, Vec<Sample>>>>>,
+    known: Arc<Mutex<HashMap<String, OfNamespace>>>,
 }
 
 /// Where a worker is asked.
@@ -52,7 +55,7 @@ impl Samples {
     }
 
     /// What is known of a namespace.
-    pub fn of(&self, namespace: &str) -> BTreeMap<String, Vec<Sample>> {
+    pub fn of(&self, namespace: &str) -> OfNamespace {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).get(namespace).cloned().unwrap_or_default()
     }
 

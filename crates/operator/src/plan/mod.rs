@@ -209,8 +209,8 @@ fn decide(
     };
     // Our own last word, not the present number: somebody else may have scaled the Deployment.
     let current = deployment.map_or(0, asked_for);
-    let backlog = freshest(samples, now).map(|(_, outbox)| outbox);
-    replicas::built_in(spec, current, backlog, memory.scaling.entry(relay.uid().to_owned()).or_default(), now)
+    let work = sample::work(samples, now);
+    replicas::built_in(spec, current, work, memory.scaling.entry(relay.uid().to_owned()).or_default(), now)
 }
 
 /// How many workers the operator asked for last.
@@ -281,12 +281,16 @@ fn statuses(
 /// What KEDA's metrics-api scaler reads of a Relay; `None` where no worker has counted lately.
 pub fn backlog(samples: &[Sample], now: Timestamp) -> Option<Value> {
     let (sample, outbox) = freshest(samples, now)?;
+    let work = sample::work(samples, now)?;
     Some(json!({
         "pending": outbox.pending,
-        "startable": outbox.startable.unwrap_or(outbox.pending),
-        "startableLanes": outbox.startable_lanes,
-        "oldestAgeSeconds": outbox.oldest_startable_age_seconds.unwrap_or(outbox.oldest_due_age_seconds),
+        "startable": work.rows,
+        "startableLanes": work.lanes,
+        "oldestAgeSeconds": work.oldest_age_seconds,
         "dead": outbox.dead,
         "observedAt": sample.at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
     }))
 }
+
+#[cfg(test)]
+mod tests;

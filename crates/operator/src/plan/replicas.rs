@@ -9,7 +9,7 @@ use std::{collections::VecDeque, time::Duration};
 use jiff::Timestamp;
 use queuebox_api::spec::relay::AutoscalingSpec;
 
-use super::sample::{OutboxState, age};
+use super::sample::{Work, age};
 
 /// Within this share of the target nothing changes.
 const TOLERANCE: f64 = 0.1;
@@ -80,7 +80,7 @@ pub fn paused() -> Decision {
 pub fn built_in(
     spec: &AutoscalingSpec,
     current: i32,
-    backlog: Option<&OutboxState>,
+    work: Option<Work>,
     memory: &mut Memory,
     now: Timestamp,
 ) -> Decision {
@@ -89,16 +89,14 @@ pub fn built_in(
     let in_bounds = current.clamp(min, max);
     let decide = |replicas, limit, metrics_lost| Decision { replicas, setter: Setter::BuiltIn, limit, metrics_lost };
     memory.remember_size(in_bounds, now);
-    let Some(backlog) = backlog else {
+    let Some(work) = work else {
         return decide(in_bounds, None, true);
     };
-    let mut wish = wished(spec, in_bounds, backlog);
+    let mut wish = wished(spec, in_bounds, work);
     let mut limit = None;
-    if let Some(lanes) = backlog.startable_lanes
-        && wish > in_lanes(lanes)
-    {
-        wish = in_lanes(lanes);
-        limit = Some(Limit::Lanes(lanes));
+    if wish > in_lanes(work.lanes) {
+        wish = in_lanes(work.lanes);
+        limit = Some(Limit::Lanes(work.lanes));
     }
     if wish > max {
         limit = Some(Limit::Maximum);
@@ -127,11 +125,11 @@ fn in_lanes(lanes: u32) -> i32 {
 
 /// The larger wish, before any bound.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "counts and ages far below 2^53")]
-fn wished(spec: &AutoscalingSpec, current: i32, backlog: &OutboxState) -> i32 {
+fn wished(spec: &AutoscalingSpec, current: i32, work: Work) -> i32 {
     let target = spec.target_pending.unwrap_or(5_000).max(1) as f64;
     let age_target = spec.target_oldest_age.map_or(Duration::from_secs(30), |it| it.0).as_secs_f64();
-    let rows = backlog.startable.unwrap_or(backlog.pending).max(0) as f64;
-    let oldest = backlog.oldest_startable_age_seconds.unwrap_or(backlog.oldest_due_age_seconds).max(0.0);
+    let rows = work.rows.max(0) as f64;
+    let oldest = work.oldest_age_seconds.max(0.0);
     let by_rows = tolerated(rows / target, current);
     let by_age = if rows == 0.0 { 0 } else { tolerated(f64::from(current) * oldest / age_target, current) };
     by_rows.max(by_age)
@@ -196,42 +194,37 @@ mod tests {
         Timestamp::from_second(1_800_000_000 + second).unwrap()
     }
 
-    fn rows(startable: i64, age: f64) -> OutboxState {
-        OutboxState {
-            startable: Some(startable),
-            oldest_startable_age_seconds: Some(age),
-            startable_lanes: Some(64),
-            ..OutboxState::default()
-        }
+    fn rows(rows: i64, oldest_age_seconds: f64) -> Work {
+        Work { rows, oldest_age_seconds, lanes: 64 }
     }
 
     #[test]
     fn grows_by_the_larger_wish_at_the_allowed_pace() {
         let mut memory = Memory::default();
-        let decision = built_in(&spec(1, 20), 1, Some(&rows(1_200, 1.0)), &mut memory, at(0));
+        let decision = built_in(&spec(1, 20), 1, Some(rows(1_200, 1.0)), &mut memory, at(0));
         assert_eq!((decision.replicas, decision.limit), (5, Some(Limit::Pace)));
-        let decision = built_in(&spec(1, 20), 5, Some(&rows(1_200, 1.0)), &mut memory, at(15));
+        let decision = built_in(&spec(1, 20), 5, Some(rows(1_200, 1.0)), &mut memory, at(15));
         assert_eq!(decision.replicas, 5, "the minute is not over");
-        let decision = built_in(&spec(1, 20), 5, Some(&rows(1_200, 1.0)), &mut memory, at(80));
+        let decision = built_in(&spec(1, 20), 5, Some(rows(1_200, 1.0)), &mut memory, at(80));
         assert_eq!(decision.replicas, 10);
-        let decision = built_in(&spec(1, 20), 10, Some(&rows(1_200, 1.0)), &mut memory, at(160));
+        let decision = built_in(&spec(1, 20), 10, Some(rows(1_200, 1.0)), &mut memory, at(160));
         assert_eq!((decision.replicas, decision.limit), (12, None));
     }
 
     #[test]
     fn age_counts_as_well_as_number() {
         let mut memory = Memory::default();
-        let decision = built_in(&spec(1, 20), 2, Some(&rows(10, 60.0)), &mut memory, at(0));
+        let decision = built_in(&spec(1, 20), 2, Some(rows(10, 60.0)), &mut memory, at(0));
         assert_eq!(decision.replicas, 4);
-        let decision = built_in(&spec(1, 20), 2, Some(&rows(0, 600.0)), &mut Memory::default(), at(0));
+        let decision = built_in(&spec(1, 20), 2, Some(rows(0, 600.0)), &mut Memory::default(), at(0));
         assert_eq!(decision.replicas, 2, "an age without rows is none");
     }
 
     #[test]
     fn a_tenth_is_tolerated() {
-        let decision = built_in(&spec(1, 20), 10, Some(&rows(1_090, 1.0)), &mut Memory::default(), at(0));
+        let decision = built_in(&spec(1, 20), 10, Some(rows(1_090, 1.0)), &mut Memory::default(), at(0));
         assert_eq!(decision.replicas, 10);
-        let decision = built_in(&spec(1, 20), 10, Some(&rows(1_120, 1.0)), &mut Memory::default(), at(0));
+        let decision = built_in(&spec(1, 20), 10, Some(rows(1_120, 1.0)), &mut Memory::default(), at(0));
         assert_eq!(decision.replicas, 12);
     }
 
@@ -240,20 +233,20 @@ mod tests {
         let mut memory = Memory::default();
         let mut current = 8;
         for second in (0..300).step_by(15) {
-            let decision = built_in(&spec(1, 20), current, Some(&rows(0, 0.0)), &mut memory, at(second));
+            let decision = built_in(&spec(1, 20), current, Some(rows(0, 0.0)), &mut memory, at(second));
             assert_eq!((decision.replicas, decision.limit), (8, Some(Limit::Stabilizing)), "{second}");
             current = decision.replicas;
         }
         // A higher wish on the way counts for its own five minutes.
-        assert_eq!(built_in(&spec(1, 20), 8, Some(&rows(300, 0.0)), &mut memory, at(300)).replicas, 3);
-        assert_eq!(built_in(&spec(1, 20), 3, Some(&rows(0, 0.0)), &mut memory, at(590)).replicas, 3);
-        assert_eq!(built_in(&spec(1, 20), 3, Some(&rows(0, 0.0)), &mut memory, at(601)).replicas, 1);
+        assert_eq!(built_in(&spec(1, 20), 8, Some(rows(300, 0.0)), &mut memory, at(300)).replicas, 3);
+        assert_eq!(built_in(&spec(1, 20), 3, Some(rows(0, 0.0)), &mut memory, at(590)).replicas, 3);
+        assert_eq!(built_in(&spec(1, 20), 3, Some(rows(0, 0.0)), &mut memory, at(601)).replicas, 1);
     }
 
     #[test]
     fn never_more_workers_than_lanes_with_something_to_do() {
-        let hot = OutboxState { startable_lanes: Some(2), ..rows(100_000, 600.0) };
-        let decision = built_in(&spec(1, 20), 1, Some(&hot), &mut Memory::default(), at(0));
+        let hot = Work { lanes: 2, ..rows(100_000, 600.0) };
+        let decision = built_in(&spec(1, 20), 1, Some(hot), &mut Memory::default(), at(0));
         assert_eq!((decision.replicas, decision.limit), (2, Some(Limit::Lanes(2))));
     }
 
@@ -275,7 +268,7 @@ mod tests {
     fn bounds_hold_at_once() {
         let decision = built_in(&spec(1, 3), 5, None, &mut Memory::default(), at(0));
         assert_eq!(decision.replicas, 3, "maxReplicas was lowered");
-        let decision = built_in(&spec(1, 3), 1, Some(&rows(100_000, 0.0)), &mut Memory::default(), at(0));
+        let decision = built_in(&spec(1, 3), 1, Some(rows(100_000, 0.0)), &mut Memory::default(), at(0));
         assert_eq!((decision.replicas, decision.limit), (3, Some(Limit::Maximum)));
     }
 }

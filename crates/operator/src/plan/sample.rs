@@ -77,14 +77,22 @@ pub struct OutboxState {
     pub dead: i64,
     /// Seconds since the row that has been due longest has been due.
     pub oldest_due_age_seconds: f64,
-    /// Rows that could start now, were there somebody to carry them.
-    pub startable: Option<i64>,
-    /// Seconds since the oldest of them could start.
-    pub oldest_startable_age_seconds: Option<f64>,
-    /// Lanes that have such a row.
-    pub startable_lanes: Option<u32>,
-    /// Rows without a route in the last minute.
-    pub no_route_per_minute: Option<i64>,
+    /// What this worker has to do right now; `None` = it does not say.
+    pub startable: Option<StartableState>,
+}
+
+/// What one worker has to do right now, of its own lanes.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub struct StartableState {
+    /// Rows in its memory that could start, or have started.
+    pub rows: i64,
+    /// Lanes that have one.
+    pub lanes: u32,
+    /// Seconds since the one that has been there longest was read.
+    pub oldest_age_seconds: f64,
+    /// It has not seen everything yet: there may be more in the table.
+    pub more: bool,
 }
 
 /// State of a Source in one worker.
@@ -114,13 +122,45 @@ pub struct DestinationState {
     /// Keys of Secrets that it needs and that are not there.
     pub missing: Vec<String>,
     /// Failures since the last success.
-    pub failures: Option<i64>,
-    /// Seconds since it last succeeded, or since the worker began.
-    pub since_success_seconds: Option<f64>,
+    pub failures: i64,
+    /// Seconds since the first of them.
+    pub failing_for_seconds: f64,
+}
+
+/// What all workers of a Relay have to do together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Work {
+    /// Rows that could start.
+    pub rows: i64,
+    /// Seconds since the oldest of them could.
+    pub oldest_age_seconds: f64,
+    /// Lanes that have one.
+    pub lanes: u32,
+}
+
+/// Adds up what the workers say. Rows that are held for any reason are in none of their numbers; only while a worker has not seen
+/// everything does the count of the table stand in, and then the number of lanes still bounds what is made of it. `None` where
+/// nobody has counted lately.
+pub fn work(samples: &[Sample], now: Timestamp) -> Option<Work> {
+    let (_, counted) = freshest(samples, now)?;
+    let mut work = Work { rows: 0, oldest_age_seconds: 0.0, lanes: 0 };
+    let mut more = false;
+    for sample in samples.iter().filter(|sample| sample.is_fresh(now)) {
+        let startable = sample.status.backlog.as_ref().and_then(|backlog| backlog.outbox.startable).unwrap_or_default();
+        work.rows += startable.rows;
+        work.lanes += startable.lanes;
+        work.oldest_age_seconds = work.oldest_age_seconds.max(startable.oldest_age_seconds);
+        more |= startable.more && startable.rows > 0;
+    }
+    if more {
+        work.rows = work.rows.max(counted.pending);
+        work.oldest_age_seconds = work.oldest_age_seconds.max(counted.oldest_due_age_seconds);
+    }
+    Some(work)
 }
 
 /// The freshest count among workers.
-pub fn freshest<'s>(samples: &'s [Sample], now: Timestamp) -> Option<(&'s Sample, &'s OutboxState)> {
+pub fn freshest(samples: &[Sample], now: Timestamp) -> Option<(&Sample, &OutboxState)> {
     let counted = samples.iter().filter(|sample| sample.is_fresh(now));
     let counted = counted.filter_map(|sample| Some((sample, &sample.status.backlog.as_ref()?.outbox)));
     counted.max_by_key(|(sample, _)| sample.at)

@@ -16,7 +16,7 @@ use super::{
     group::{Configuration, Key, Outcome},
     names,
     replicas::{Decision, Limit, Setter},
-    sample::{Sample, age, freshest},
+    sample::{Sample, age, freshest, work},
     seen::Seen,
 };
 
@@ -28,8 +28,6 @@ const FAILURES_MIN: i64 = 3;
 const DOWN_AFTER: Duration = Duration::from_secs(30);
 /// Oldest due row that is still normal where no target is given.
 const OLDEST_AGE: Duration = Duration::from_secs(300);
-/// Rows a minute without a route that are still normal.
-const NO_ROUTE_MAX: i64 = 100;
 /// Numbers enter the status this often at most.
 const NUMBERS_EVERY: Duration = Duration::from_secs(30);
 /// Numbers that nobody has confirmed for so long are not shown.
@@ -88,7 +86,7 @@ impl RelayView<'_> {
         self.decision.setter == Setter::Paused
     }
 
-    fn fresh<'s>(&'s self, now: Timestamp) -> impl Iterator<Item = &'s Sample> {
+    fn fresh(&self, now: Timestamp) -> impl Iterator<Item = &Sample> {
         self.samples.iter().filter(move |sample| sample.is_fresh(now))
     }
 
@@ -160,14 +158,13 @@ impl RelayView<'_> {
         if states.iter().all(|state| state.state == "Paused") {
             return Standing::Paused;
         }
-        let worst = states.iter().max_by_key(|state| (state.state != "Up", state.failures.unwrap_or(0)));
-        let Some(worst) = worst.filter(|it| it.state != "Up" || it.failures.unwrap_or(0) >= FAILURES_MIN) else {
+        let worst = states.iter().max_by_key(|state| (state.state != "Up", state.failures));
+        let Some(worst) = worst.filter(|it| it.state != "Up" || it.failures >= FAILURES_MIN) else {
             downs.remove(&key);
             return Standing::Good;
         };
         let since = *downs.entry(key).or_insert(now);
-        let silent = worst.since_success_seconds.unwrap_or(0.0) >= FAILING_AFTER.as_secs_f64();
-        let failing = worst.failures.unwrap_or(0) >= FAILURES_MIN && silent;
+        let failing = worst.failures >= FAILURES_MIN && worst.failing_for_seconds >= FAILING_AFTER.as_secs_f64();
         if failing || age(since, now) >= FAILING_AFTER {
             return Standing::Bad(
                 worst.detail.clone().unwrap_or_else(|| "no attempt has succeeded for a while".to_owned()),
@@ -441,9 +438,6 @@ fn delivering(conditions: &mut Conditions<'_>, view: &RelayView<'_>, downs: &mut
     } else if outbox.oldest_due_age_seconds > limit.as_secs_f64() {
         let text = format!("a row has been due for more than {}", queuebox_api::format_duration(limit));
         conditions.set(Type::Delivering, State::False, "OldestAgeExceeded", &text);
-    } else if outbox.no_route_per_minute.unwrap_or(0) > NO_ROUTE_MAX {
-        let text = format!("more than {NO_ROUTE_MAX} rows a minute have a topic that no route names");
-        conditions.set(Type::Delivering, State::False, "NoRoute", &text);
     } else if standings.iter().any(|(_, it)| *it == Standing::Unclear) && conditions.keep(Type::Delivering) {
         // A failure that is not old enough to count changes nothing yet.
     } else {
@@ -503,7 +497,7 @@ fn numbers(view: &RelayView<'_>, now: Timestamp) -> Map<String, Value> {
     let oldest = outbox.oldest_due_age_seconds as i64;
     let fresh = [
         ("pending", Some(outbox.pending)),
-        ("startable", outbox.startable),
+        ("startable", work(view.samples, now).map(|work| work.rows)),
         ("oldestSeconds", Some(oldest)),
         ("dead", Some(outbox.dead)),
     ];
@@ -541,8 +535,8 @@ fn moved(before: Option<i64>, now: Option<i64>) -> bool {
 fn short_age(seconds: i64) -> String {
     match seconds {
         ..120 => format!("{seconds}s"),
-        ..7_200 => format!("{}m", seconds / 60),
-        ..172_800 => format!("{}h", seconds / 3_600),
+        120..7_200 => format!("{}m", seconds / 60),
+        7_200..172_800 => format!("{}h", seconds / 3_600),
         _ => format!("{}d", seconds / 86_400),
     }
 }

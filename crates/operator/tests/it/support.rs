@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 use queuebox_operator::{Error, Options, Settings, run_in};
 use queuebox_testkit::{self as testkit, Kubernetes, eventually};
 use serde_json::{Value, json};
-use tokio::{sync::OnceCell, task::JoinHandle};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// Long enough for a busy machine.
@@ -24,15 +24,13 @@ pub struct Operator {
     task: JoinHandle<Result<(), Error>>,
 }
 
-static CRDS: OnceCell<()> = OnceCell::const_new();
-
 impl World {
     pub async fn new() -> Self {
         Self::on(testkit::kubernetes().await).await
     }
 
     pub async fn on(kubernetes: Kubernetes) -> Self {
-        CRDS.get_or_init(|| install_crds(&kubernetes)).await;
+        install_crds(&kubernetes).await;
         let namespace = kubernetes.fresh_namespace().await;
         Self { kubernetes, namespace }
     }
@@ -189,5 +187,36 @@ impl Operator {
     /// As on `kill -9`: nothing is given back.
     pub fn kill(self) {
         self.task.abort();
+    }
+}
+
+impl Operator {
+    /// A number of the operator's own metrics, summed over its labels.
+    async fn metric(&self, name: &str) -> f64 {
+        let text = reqwest::get(format!("http://127.0.0.1:{}/metrics", self.port)).await.unwrap().text().await.unwrap();
+        let own = text.lines().filter(|line| line.starts_with(name) && !line.starts_with('#'));
+        own.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
+    /// Writes so far.
+    pub async fn writes(&self) -> f64 {
+        self.metric("queuebox_operator_writes_total").await
+    }
+
+    /// Waits for so many more reconciles.
+    pub async fn reconciled(&self, more: u32) {
+        let name = "queuebox_operator_reconciles_total";
+        let wanted = self.metric(name).await + f64::from(more);
+        eventually("more reconciles", PATIENCE, || async { (self.metric(name).await >= wanted).then_some(()) }).await;
+    }
+
+    /// Waits until a few reconciles in a row have written nothing.
+    pub async fn settled(&self) {
+        eventually("nothing more to write", PATIENCE, || async {
+            let before = self.writes().await;
+            self.reconciled(3).await;
+            (self.writes().await == before).then_some(())
+        })
+        .await;
     }
 }

@@ -1,0 +1,82 @@
+//! 2,000 Relays: what they cost the operator and the API server. Run by hand, with the figures it prints
+//! (`cargo test -p queuebox-operator --test it -- --ignored --nocapture two_thousand`).
+
+use std::time::Instant;
+
+use futures::{StreamExt, stream};
+use queuebox_testkit::{self as testkit, Process, eventually};
+use serde_json::json;
+
+use crate::support::{PATIENCE, World, shop_relay};
+
+const NAMESPACES: usize = 20;
+const EACH: usize = 100;
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes; prints figures"]
+async fn two_thousand_relays_fit_into_200_mib() {
+    let kubernetes = testkit::private_kubernetes().await;
+    let mut worlds = Vec::new();
+    for _ in 0..NAMESPACES {
+        worlds.push(World::on(kubernetes.clone()).await);
+    }
+    let relays = worlds.iter().flat_map(|world| (0..EACH).map(move |index| (world, index)));
+    for world in &worlds {
+        world.apply("Destination", "out", json!({"http": {"url": "http://out.example/events"}})).await;
+    }
+    stream::iter(relays)
+        .for_each_concurrent(16, |(world, index)| async move {
+            world.apply("Relay", &format!("shop-{index}"), shop_relay(json!({"replicas": 0}))).await;
+        })
+        .await;
+    let port = testkit::free_port();
+    let begun = Instant::now();
+    let process =
+        Process::queuebox(["operator", "--worker-image", "queuebox/queuebox:test", "--leader-election", "false"])
+            .args(["--listen", &format!("127.0.0.1:{port}")])
+            .env("KUBECONFIG", kubernetes.kubeconfig().to_str().unwrap())
+            .spawn();
+    let metric = |name: &'static str| async move {
+        let text = reqwest::get(format!("http://127.0.0.1:{port}/metrics")).await.ok()?.text().await.ok()?;
+        let own = text.lines().filter(|line| line.starts_with(name));
+        Some(own.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>())
+    };
+    eventually("every Relay is ready", PATIENCE * 15, || async {
+        for world in &worlds {
+            let ready = world
+                .list("relays")
+                .await
+                .into_iter()
+                .filter(|relay| crate::support::condition(relay, "Ready").is_some_and(|it| it["status"] == "True"));
+            if ready.count() < EACH {
+                return None;
+            }
+        }
+        Some(())
+    })
+    .await;
+    let took = begun.elapsed();
+    // Several looks at everything, and not one more write.
+    let settled = eventually("nothing more to write", PATIENCE * 5, || async {
+        let (writes, reconciles) =
+            (metric("queuebox_operator_writes_total").await?, metric("queuebox_operator_reconciles_total").await?);
+        eventually("each namespace again", PATIENCE, || async {
+            (metric("queuebox_operator_reconciles_total").await? >= reconciles + 2.0 * 20.0).then_some(())
+        })
+        .await;
+        (metric("queuebox_operator_writes_total").await? == writes).then_some(writes)
+    })
+    .await;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid())).unwrap();
+    let kib = |field: &str| -> u64 {
+        let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    println!(
+        "{} Relays ready after {took:?}, {settled} writes, {} MiB now, {} MiB at most",
+        NAMESPACES * EACH,
+        kib("VmRSS:") >> 10,
+        kib("VmHWM:") >> 10
+    );
+    assert!(kib("VmRSS:") < 200 << 10);
+}
