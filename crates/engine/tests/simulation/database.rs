@@ -206,11 +206,7 @@ impl Database {
         let behind = |row: &&Row, after: Option<Position>| after.is_none_or(|after| row.position() > after);
 
         let walk_after = read.walk_after.filter(|_| self.sabotage != Sabotage::HeldHidesFree);
-        let mut walk: Vec<&Row> =
-            pending().filter(|row| behind(row, walk_after)).take(read.walk_limit as usize).collect();
-        if self.sabotage == Sabotage::NoHeadRule {
-            walk.reverse();
-        }
+        let walk: Vec<&Row> = pending().filter(|row| behind(row, walk_after)).take(read.walk_limit as usize).collect();
         polled.walk_ended = walk.len() < read.walk_limit as usize;
         polled.walk = walk.iter().map(|row| self.out(row, now, !is_omitted(row))).collect();
         let lap: Vec<&Row> = pending()

@@ -13,8 +13,6 @@ pub enum Sabotage {
     MarkBeforeSend,
     /// A settle does not ask whether its worker still has its lease.
     UnfencedSettle,
-    /// A read hands out rows without regard to the head of their key.
-    NoHeadRule,
     /// The lease of a marked row is not renewed with that of its worker.
     RowLeaseNotRenewed,
     /// Every read begins at the oldest row, so that rows that may not go fill it.

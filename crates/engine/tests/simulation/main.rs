@@ -146,11 +146,6 @@ fn a_settle_without_a_fence_is_caught() {
 }
 
 #[test]
-fn a_read_without_the_head_rule_is_caught() {
-    is_caught(Sabotage::NoHeadRule, Weather::CALM, false);
-}
-
-#[test]
 fn leases_of_waiting_rows_that_are_not_renewed_are_caught() {
     is_caught(Sabotage::RowLeaseNotRenewed, Weather { kills: 4, publish_hangs: 0.02, ..Weather::CALM }, false);
 }
