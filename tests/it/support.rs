@@ -244,6 +244,113 @@ impl Db {
     }
 }
 
+/// A value that is bound to a parameter.
+#[derive(Debug, Clone)]
+pub enum Bound {
+    Text(String),
+    Number(i64),
+    Null,
+}
+
+impl From<&str> for Bound {
+    fn from(text: &str) -> Bound {
+        Bound::Text(text.to_owned())
+    }
+}
+
+impl From<i64> for Bound {
+    fn from(number: i64) -> Bound {
+        Bound::Number(number)
+    }
+}
+
+/// Binds values in order; a null is one of text, which every statement casts.
+macro_rules! bind_all {
+    ($sql:expr, $values:expr) => {
+        $values.iter().fold(sqlx::query(AssertSqlSafe($sql)), |query, value| match value {
+            Bound::Text(text) => query.bind(text.clone()),
+            Bound::Number(number) => query.bind(*number),
+            Bound::Null => query.bind(Option::<String>::None),
+        })
+    };
+}
+
+/// A statement with parameters `:name`, as files of `clients/sql` have them.
+#[derive(Debug)]
+pub struct Statement {
+    sql: String,
+    /// Names in the order of their numbers.
+    pub parameters: Vec<String>,
+}
+
+impl Statement {
+    /// Gives each name a number: `$1` on PostgreSQL, `?1` on SQLite.
+    pub fn new(kind: Kind, text: &str) -> Statement {
+        let mark = if kind == Kind::Postgres { '$' } else { '?' };
+        let (mut sql, mut parameters) = (String::new(), Vec::<String>::new());
+        let mut rest = text;
+        while let Some(at) = rest.find(':') {
+            let name: String = rest[at + 1..].chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect();
+            sql.push_str(&rest[..at]);
+            rest = &rest[at + 1 + name.len()..];
+            if name.is_empty() {
+                sql.push(':');
+                continue;
+            }
+            let known = parameters.iter().position(|known| *known == name);
+            let number = known.unwrap_or_else(|| {
+                parameters.push(name);
+                parameters.len() - 1
+            });
+            sql.push_str(&format!("{mark}{}", number + 1));
+        }
+        sql.push_str(rest);
+        Statement { sql, parameters }
+    }
+
+    fn values(&self, given: &[(&str, Bound)]) -> Vec<Bound> {
+        assert_eq!(given.len(), self.parameters.len(), "{:?}", self.parameters);
+        let of = |name: &String| given.iter().find(|(given, _)| given == name).map(|(_, value)| value.clone());
+        self.parameters.iter().map(|name| of(name).unwrap_or_else(|| panic!("{name} is not given"))).collect()
+    }
+
+    /// Runs it in a transaction of its own; returns the changed rows.
+    pub async fn run(&self, db: &Db, given: &[(&str, Bound)]) -> u64 {
+        let mut tx = db.begin().await;
+        let changed = self.run_in(&mut tx, given).await;
+        tx.commit().await;
+        changed
+    }
+
+    /// Runs it in this transaction.
+    pub async fn run_in(&self, tx: &mut Tx, given: &[(&str, Bound)]) -> u64 {
+        let (sql, values) = (self.sql.clone(), self.values(given));
+        match tx {
+            Tx::Sqlite(tx) => bind_all!(sql, values).execute(&mut **tx).await.map(|done| done.rows_affected()),
+            Tx::Postgres(tx) => bind_all!(sql, values).execute(&mut **tx).await.map(|done| done.rows_affected()),
+        }
+        .unwrap_or_else(|error| panic!("{error}\n{}", self.sql))
+    }
+
+    /// Runs it in a transaction of its own; returns the column `id` of its rows.
+    pub async fn ids(&self, db: &Db, given: &[(&str, Bound)]) -> Vec<String> {
+        let (sql, values) = (self.sql.clone(), self.values(given));
+        let mut tx = db.begin().await;
+        let ids = match &mut tx {
+            Tx::Sqlite(tx) => bind_all!(sql, values)
+                .fetch_all(&mut **tx)
+                .await
+                .map(|rows| rows.iter().map(|row| row.get("id")).collect::<Vec<String>>()),
+            Tx::Postgres(tx) => bind_all!(sql, values)
+                .fetch_all(&mut **tx)
+                .await
+                .map(|rows| rows.iter().map(|row| row.get::<uuid::Uuid, _>("id").to_string()).collect()),
+        };
+        tx.commit().await;
+        ids.unwrap_or_else(|error| panic!("{error}\n{}", self.sql))
+    }
+}
+
 /// An open transaction; it is rolled back when dropped.
 #[derive(Debug)]
 pub enum Tx {
@@ -378,6 +485,8 @@ impl OutboxRow {
 /// One Relay with its manifests, database, receiver and workers.
 #[derive(Debug)]
 pub struct World {
+    /// Name of the Relay.
+    name: String,
     pub db: Db,
     /// Where the destination `receiver` sends to.
     pub receiver: Recorder,
@@ -415,8 +524,16 @@ impl World {
             "admin": { "enabled": true, "insecure": true },
         });
         let environment = vec![("DATABASE_URL".to_owned(), db.address.clone())];
-        let world =
-            World { db, receiver, folder, relay, others: BTreeMap::new(), environment, workers: Mutex::default() };
+        let world = World {
+            name: "shop".to_owned(),
+            db,
+            receiver,
+            folder,
+            relay,
+            others: BTreeMap::new(),
+            environment,
+            workers: Mutex::default(),
+        };
         let url = world.receiver.url_for("/events");
         world.destination("receiver", json!({ "http": { "url": url } }))
     }
@@ -424,6 +541,12 @@ impl World {
     /// Changes the Relay's `spec`.
     pub fn relay(mut self, patch: Value) -> Self {
         merge(&mut self.relay, patch);
+        self
+    }
+
+    /// Gives the Relay of the workers that are started from now on another name.
+    pub fn named(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.name);
         self
     }
 
@@ -480,7 +603,7 @@ impl World {
             let file = folder.join(format!("{}-{name}.json", kind.to_lowercase()));
             std::fs::write(file, serde_json::to_string_pretty(&manifest).unwrap()).unwrap();
         };
-        write("Relay", "shop", &relay);
+        write("Relay", &self.name, &relay);
         for ((kind, name), spec) in &self.others {
             write(kind, name, spec);
         }

@@ -1,7 +1,8 @@
 //! `queuebox demo`: the main job in one minute, on SQLite, with nothing else to install.
 //!
 //! It starts a small receiver and `queuebox run` with the quickstart manifests as a process of its own, commits orders with their outbox
-//! rows, kills that process in the middle, posts a webhook twice, and says what arrived and what was recognised as a repeat.
+//! rows, kills that process in the middle, posts a webhook twice and a few as GitHub sends them, and says what arrived and what was
+//! recognised as a repeat.
 
 use std::{
     collections::BTreeMap,
@@ -23,6 +24,7 @@ use axum::{
     routing::post,
 };
 use clap::Args;
+use hmac::{Hmac, KeyInit as _, Mac as _};
 use queuebox_lab::Database;
 use tokio::{
     process::{Child, Command},
@@ -92,6 +94,12 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     }
     receiver.wait_for(10).await?;
 
+    say(
+        "6  GitHub's webhooks: the signature is checked, the repository is the key. One is delivered twice, one is forged.",
+    );
+    github(ports.0).await?;
+    receiver.wait_for(MESSAGES).await?;
+
     receiver.verdict()?;
     println!();
     if options.stay {
@@ -104,6 +112,81 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     database.close().await;
     queuebox.kill().await.context("cannot end QueueBox")?;
     Ok(())
+}
+
+/// What arrives in the end: nine orders, a payment, three deliveries of GitHub.
+const MESSAGES: usize = 13;
+
+const GITHUB: &str = "\
+apiVersion: queuebox.io/v1alpha1
+kind: Source
+metadata: {name: github}
+spec:
+  relayRef: {name: shop}
+  topic: github.{{ eventType }}
+  aggregateIdPath: $.repository.full_name
+  http:
+    path: /github
+    idempotencyKeyHeader: X-GitHub-Delivery
+    eventTypeHeader: X-GitHub-Event
+    auth: {github: {secretFrom: {env: GITHUB_WEBHOOK_SECRET}}}
+";
+
+/// Shared with nobody: the demonstration signs and checks with it.
+const GITHUB_SECRET: &str = "It's a Secret to Everybody";
+
+/// Deliveries in the form of GitHub: id, event, body.
+const DELIVERIES: [(&str, &str, &str); 3] = [
+    (
+        "72d3162e-cc78-11e3-81ab-4c9367dc0958",
+        "issues",
+        r#"{"action":"opened","issue":{"id":444500041,"number":1,"title":"Late webhooks"},"repository":{"full_name":"ada/shop"}}"#,
+    ),
+    (
+        "7fc4d8b0-cc78-11e3-9c5b-1c8f6f7d2a10",
+        "push",
+        r#"{"ref":"refs/heads/main","after":"6113728f27ae82c7b1a177c8d03f9e96e0adf246","repository":{"full_name":"ada/shop"}}"#,
+    ),
+    (
+        "8ab1c0de-cc78-11e3-8f0d-9e2c55aa7711",
+        "issues",
+        r#"{"action":"closed","issue":{"id":444500041,"number":1,"title":"Late webhooks"},"repository":{"full_name":"ada/shop"}}"#,
+    ),
+];
+
+/// Posts the deliveries, the first one twice, and one whose body was changed after it was signed.
+async fn github(port: u16) -> anyhow::Result<()> {
+    let url = format!("http://127.0.0.1:{port}/inbox/github");
+    let [first, second, third] = DELIVERIES;
+    for (delivery, event, body) in [first, first, second, third] {
+        let (status, answer) = deliver(&url, delivery, event, body, &signature(body)?).await?;
+        println!("     POST {url}  {event}  ->  {status} {answer}");
+    }
+    let (delivery, event, body) = second;
+    let forged = body.replace("main", "evil");
+    let (status, answer) = deliver(&url, delivery, event, &forged, &signature(body)?).await?;
+    println!("     POST {url}  {event}, forged  ->  {status} {answer}");
+    Ok(())
+}
+
+async fn deliver(url: &str, id: &str, event: &str, body: &str, signature: &str) -> anyhow::Result<(u16, String)> {
+    let request = reqwest::Client::new()
+        .post(url)
+        .header("Content-Type", "application/json")
+        .header("X-GitHub-Delivery", id)
+        .header("X-GitHub-Event", event)
+        .header("X-Hub-Signature-256", signature)
+        .body(body.to_owned());
+    let answer = request.send().await.context("the inbox did not answer")?;
+    Ok((answer.status().as_u16(), answer.text().await?))
+}
+
+/// `X-Hub-Signature-256` of a body.
+fn signature(body: &str) -> anyhow::Result<String> {
+    let mut mac = Hmac::<sha2::Sha256>::new_from_slice(GITHUB_SECRET.as_bytes()).context("the secret is no key")?;
+    mac.update(body.as_bytes());
+    let hex: String = mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(format!("sha256={hex}"))
 }
 
 const INSERT: &str = "INSERT INTO outbox (topic, key, payload) VALUES ('order.created', $1, $2)";
@@ -127,7 +210,9 @@ fn write_manifests(folder: &Path, receiver: u16, ports: (u16, u16)) -> anyhow::R
         ports.0,
         ports.1
     );
-    std::fs::write(manifests.join("relay.yaml"), RELAY.replacen("spec:\n", &own, 1))?;
+    let relay = RELAY.replacen("spec:\n", &own, 1).replacen("[\"order.**\"]", "[\"order.**\", \"github.**\"]", 1);
+    std::fs::write(manifests.join("relay.yaml"), relay)?;
+    std::fs::write(manifests.join("github.yaml"), GITHUB)?;
     std::fs::write(
         manifests.join("warehouse.yaml"),
         WAREHOUSE.replace("127.0.0.1:8099", &format!("127.0.0.1:{receiver}")),
@@ -142,6 +227,7 @@ async fn start(folder: &Path, management: u16) -> anyhow::Result<Child> {
     let child = Command::new(program)
         .args(["run", "-f"])
         .arg(folder.join("manifests"))
+        .env("GITHUB_WEBHOOK_SECRET", GITHUB_SECRET)
         .stdout(Stdio::null())
         .stderr(log)
         .kill_on_drop(true)
@@ -254,8 +340,8 @@ impl Receiver {
             repeats,
             arrivals.len()
         );
-        if accepted.len() != 10 {
-            bail!("10 messages should have arrived");
+        if accepted.len() != MESSAGES {
+            bail!("{MESSAGES} messages should have arrived");
         }
         Ok(())
     }

@@ -82,7 +82,7 @@ async fn webhook_key_header_wins(kind: Kind) {
     world.finish().await;
 }
 
-fn github(world: World) -> World {
+pub fn github(world: World) -> World {
     world.env("GITHUB_SECRET", "It's a Secret to Everybody").source(
         "github",
         json!({
@@ -99,7 +99,7 @@ fn github(world: World) -> World {
     )
 }
 
-fn github_signature(body: &str) -> String {
+pub fn github_signature(body: &str) -> String {
     let mut mac = hmac::Hmac::<sha2::Sha256>::new_from_slice(b"It's a Secret to Everybody").unwrap();
     mac.update(body.as_bytes());
     let hex: String = mac.finalize().into_bytes().iter().map(|byte| format!("{byte:02x}")).collect();

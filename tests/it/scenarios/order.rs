@@ -6,6 +6,7 @@ use queuebox_testkit::{Answer, Recorded};
 use rand::RngExt;
 use serde_json::json;
 
+use super::pull::{claim, receive};
 use crate::support::{Kind, OutboxRow, PATIENCE, World, number, on_every_database, on_postgres, text};
 
 /// The `n` of each payload, in order of arrival.
@@ -143,14 +144,21 @@ async fn claim_order_not_commit_order(kind: Kind) {
 mod late_commit_is_never_skipped {
     use super::*;
 
+    /// SQLite has one writer at a time, so there a number cannot commit after a higher one; the load is the same.
+    #[tokio::test]
+    async fn under_load_on_sqlite() {
+        under_load(Kind::Sqlite, 4, 250).await;
+    }
+
     #[tokio::test]
     async fn under_load_on_postgres() {
-        under_load(50, 200).await;
+        under_load(Kind::Postgres, 50, 200).await;
     }
 
     /// Transactions of random length by many writers, a tenth of which is rolled back: all that was committed, once.
-    async fn under_load(writers: usize, each: usize) {
-        let world = World::on(Kind::Postgres).await.relay(json!({ "outbox": { "claimTimeout": "60s" } }));
+    async fn under_load(kind: Kind, writers: usize, each: usize) {
+        // On SQLite the writers keep a worker waiting; a lease that ends meanwhile would be a repeat, which is another row.
+        let world = World::on(kind).await.relay(json!({ "outbox": { "claimTimeout": "60s" } }));
         world.start().await;
         let write = async |writer: usize| {
             let mut committed = Vec::new();
@@ -166,8 +174,10 @@ mod late_commit_is_never_skipped {
                     ids.push(tx.insert(OutboxRow::new("order", n as i64).key(&format!("w{writer}-{}", n % 3))).await);
                 }
                 written += rows;
-                // The point of it: numbers are taken, others commit higher ones meanwhile.
-                tokio::time::sleep(std::time::Duration::from_millis(pause)).await;
+                if kind == Kind::Postgres {
+                    // The point of it: numbers are taken, others commit higher ones meanwhile.
+                    tokio::time::sleep(std::time::Duration::from_millis(pause)).await;
+                }
                 if rolled_back {
                     tx.rollback().await;
                 } else {
@@ -222,6 +232,105 @@ async fn aggregates_are_independent(kind: Kind) {
     world.finish().await;
 }
 
+async fn null_aggregate_is_free(kind: Kind) {
+    let world = World::on(kind).await.source("tasks", json!({ "consumption": "pull", "topic": null }));
+    // Sending: a key is busy with a request that is not answered.
+    world.receiver.answer_with(|request| if request.json()["n"] == 1 { Answer::stall() } else { Answer::ok() });
+    world.start().await;
+    let busy = [OutboxRow::new("order", 1).key("busy"), OutboxRow::new("order", 2).key("busy")];
+    let ids = world.db.insert_all(busy).await;
+    world.receiver.wait_for(1, PATIENCE).await;
+    let free = world.db.insert(OutboxRow::new("order", 3)).await;
+    world.db.wait_outbox(&free, "sent").await;
+    assert_eq!(text(&world.db.outbox(&ids[1]).await, "state"), "pending");
+    assert_eq!(numbers(&world.receiver.requests()), [1, 3]);
+    world.receiver.answer_always(Answer::ok());
+
+    // Pull: an aggregate is busy with a claim whose lease lives.
+    receive(&world.db, "tasks", &[Some("busy"), Some("busy"), None]).await;
+    let numbers =
+        |rows: &[serde_json::Value]| -> Vec<i64> { rows.iter().map(|row| number(&row["payload"], "n")).collect() };
+    assert_eq!(numbers(&claim(&world.db, "tasks", 1).await), [0]);
+    assert_eq!(numbers(&claim(&world.db, "tasks", 10).await), [2]);
+    world.finish().await;
+}
+
+mod replayed_row_is_head_again {
+    use super::*;
+
+    async fn keeps_its_place(kind: Kind) {
+        let world = World::on(kind).await;
+        let worker = world.start().await;
+        let ids = world.db.insert_all((1..=2).map(|n| OutboxRow::new("order", n).key("k"))).await;
+        world.db.wait_states("outbox", &[("sent", 2)]).await;
+        let before = number(&world.db.outbox(&ids[0]).await, "sequence");
+        // A third that waits, so that the replayed one has somebody to go before.
+        let third = OutboxRow::new("order", 3).key("k").set("scheduled_at", &world.db.in_seconds(3600));
+        let third = world.db.insert(third).await;
+        let replay = json!({ "ids": [ids[0]], "state": ["sent"] });
+        assert_eq!(worker.admin("/admin/replay", replay).await.json()["moved"], 1);
+        world.receiver.wait_for(3, PATIENCE).await;
+        world.db.wait_outbox(&ids[0], "sent").await;
+        let now = world.db.in_seconds(0);
+        world.db.execute(&format!("UPDATE outbox SET scheduled_at = {now} WHERE id = '{third}'")).await;
+        world.db.wait_states("outbox", &[("sent", 3)]).await;
+        assert_eq!(numbers(&world.receiver.requests()), [1, 2, 1, 3]);
+        assert_eq!(number(&world.db.outbox(&ids[0]).await, "sequence"), before);
+        assert_eq!(world.receiver.requests()[2].header("x-message-id"), ids[0]);
+        world.finish().await;
+    }
+
+    /// A replay holds the later rows of its key while it is tried.
+    async fn holds_later_rows(kind: Kind) {
+        let world = World::on(kind).await;
+        world.receiver.answer_with(|request| Answer::status(if request.json()["n"] == 1 { 500 } else { 200 }));
+        let worker = world.start().await;
+        let first = world.db.insert(OutboxRow::new("order", 1).key("k").max_attempts(1)).await;
+        world.db.wait_outbox(&first, "dead").await;
+        world.receiver.answer_with(fails_first(1));
+        let replay = json!({ "ids": [first] });
+        assert_eq!(worker.admin("/admin/replay", replay).await.json()["moved"], 1);
+        world.db.wait_outbox(&first, "dead").await;
+        let due = world.db.in_seconds(0);
+        let again = format!(
+            "UPDATE outbox SET state = 'pending', attempt = 0, max_attempts = 5, last_error = NULL, scheduled_at = {due} \
+             WHERE id = '{first}'"
+        );
+        world.db.execute(&again).await;
+        // Once it has been read it is the head: what comes now waits for its retry.
+        let row = format!("SELECT attempt FROM outbox WHERE id = '{first}'");
+        world.db.wait_row(&row, |row| number(row, "attempt") == 1).await;
+        world.db.insert(OutboxRow::new("order", 2).key("k")).await;
+        world.db.wait_states("outbox", &[("sent", 2)]).await;
+        assert_eq!(numbers(&world.receiver.requests()), [1, 1, 1, 1, 2]);
+        world.finish().await;
+    }
+
+    /// What is replayed between publish and settle is not marked by that settle.
+    async fn between_publish_and_settle(kind: Kind) {
+        let world = World::on(kind).await;
+        world.receiver.answer_next([Answer::ok().after(std::time::Duration::from_secs(2))]);
+        world.start().await;
+        let id = world.db.insert(OutboxRow::new("order", 1).key("k")).await;
+        world.receiver.wait_for(1, PATIENCE).await;
+        // The documented statement, by hand, on a row that somebody had marked dead meanwhile.
+        let due = world.db.in_seconds(0);
+        world.db.execute(&format!("UPDATE outbox SET state = 'dead' WHERE id = '{id}'")).await;
+        let requeue = format!(
+            "UPDATE outbox SET state = 'pending', attempt = 0, crashes = 0, scheduled_at = {due}, updated_at = {due}, \
+             last_error = NULL, claimed_at = NULL, claim_token = NULL, lease_expires_at = NULL \
+             WHERE id = '{id}' AND state = 'dead'"
+        );
+        assert_eq!(world.db.execute(&requeue).await, 1);
+        let requests = world.receiver.wait_for(2, PATIENCE).await;
+        world.db.wait_outbox(&id, "sent").await;
+        assert_eq!(requests.iter().filter(|request| request.header("x-message-id") == id).count(), 2);
+        world.finish().await;
+    }
+
+    on_every_database!(keeps_its_place, holds_later_rows, between_publish_and_settle);
+}
+
 async fn blocked_rows_hide_nobody(kind: Kind) {
     let world = World::on(kind)
         .await
@@ -248,6 +357,7 @@ on_every_database!(
     dead_head_releases_its_key,
     no_key_no_order,
     aggregates_are_independent,
+    null_aggregate_is_free,
     blocked_rows_hide_nobody,
 );
 on_postgres!(claim_order_not_commit_order);

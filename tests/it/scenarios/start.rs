@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::support::{Db, Kind, OutboxRow, PATIENCE, World, on_every_database, on_postgres};
 
 /// Runs `queuebox run` with the world's manifests, which must be refused; returns all it said.
-async fn refused(world: &World) -> String {
+pub async fn refused(world: &World) -> String {
     let folder = world.write_manifests(testkit::free_port(), testkit::free_port());
     let (status, out, log) = world.program(&["run", "-f", folder.to_str().unwrap()]).run(PATIENCE).await;
     assert_eq!(status.code(), Some(1), "{out}{log}");

@@ -584,6 +584,14 @@ impl Window {
         }
         let (_, slot) = self.target_of(row);
         self.leave(unit, row.lane, row.sequence, slot);
+        // The database says that it is due: whoever moved its time, nobody waits for the time that was known before.
+        let state = self.keys.get(&unit.0).and_then(|state| state.unit(unit.1.as_ref()));
+        let waits = state.is_some_and(|known| {
+            matches!(known.waits, Waits::Until(_)) && known.left.is_some_and(|(left, _)| left == row.sequence)
+        });
+        if waits && row.due_in_us <= 0 {
+            self.set_waits(unit, Waits::No);
+        }
     }
 
     fn absorb_keys(&mut self, asked: &Asked, rows: Vec<OutboxRow>, now: Instant) {
@@ -850,6 +858,11 @@ impl Window {
             Some((known, at)) if known < sequence || (known, at) == (sequence, slot) => return,
             _ => target.chain.iter().filter(|(at, _)| at.sequence > sequence).map(|(_, id)| *id).collect::<Vec<_>>(),
         };
+        // What the unit waits for was the time of a later row: an earlier one that came back is its head now.
+        let waits_for_later = target.left.is_some_and(|(known, _)| sequence < known);
+        if waits_for_later && matches!(target.waits, Waits::Until(_)) {
+            target.waits = Waits::No;
+        }
         self.set_left(unit, Some((sequence, slot)));
         // Nothing in memory waits for a row that is not: it would hold room that the row itself may need.
         for id in later {

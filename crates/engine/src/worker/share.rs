@@ -1,7 +1,8 @@
 //! Who should own which lane: a pure rule that every worker computes alike from the same survey (contract 5.2).
 //!
-//! Fair share: about lanes / live workers each. A worker takes free lanes and lanes of dead owners up to its share, and gives what is
-//! above it to the workers below theirs. Since the rule is the same for all and deterministic, no lane is given twice.
+//! Fair share: about lanes / live workers each; one more for those who own most already, so that a newcomer moves no lane without
+//! need (a SQLite file has one lane: its owner keeps it). A worker takes free lanes and lanes of dead owners up to its share, and gives
+//! what is above it to the workers below theirs. Since the rule is the same for all and deterministic, no lane is given twice.
 
 use queuebox_core::{
     Lane, LaneSet,
@@ -11,7 +12,7 @@ use queuebox_core::{
 /// What a worker should do about the lanes of one scope.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// Why the worker takes nothing: another Relay, or another lane hash, is at work on this table.
+    /// Why the worker owns nothing: another Relay, or another lane hash, is at work on this table, or every lane has its owner.
     pub stand_by: Option<String>,
     /// Lanes to take.
     pub take: Vec<Take>,
@@ -49,10 +50,15 @@ pub fn plan(survey: &Survey, me: Me<'_>, keep: LaneSet) -> Plan {
         return Plan::default();
     };
     let owned = owned_by(survey, &live);
-    let share = |index: usize| {
-        let count = usize::from(me.lane_count);
-        count / live.len() + usize::from(index < count % live.len())
-    };
+    let shares = shares(usize::from(me.lane_count), &owned);
+    let share = |index: usize| shares[index];
+    let stand_by = (shares[my_index] == 0 && owned[my_index].is_empty()).then(|| {
+        format!(
+            "{} live workers share {} lane(s) of this table, which others own; this one takes over when one of them ends",
+            live.len(),
+            me.lane_count
+        )
+    });
     let missing = |index: usize| share(index).saturating_sub(owned[index].len());
     // Each worker leaves those to the workers before it that they are missing, so that joiners do not reach for the same lanes.
     let before: usize = (0..my_index).map(missing).sum();
@@ -63,7 +69,18 @@ pub fn plan(survey: &Survey, me: Me<'_>, keep: LaneSet) -> Plan {
     let take = free;
     let give =
         moves(&owned, &share, my_index, keep).into_iter().map(|(lane, to)| (lane, live[to].to_owned())).collect();
-    Plan { stand_by: None, take, give }
+    Plan { stand_by, take, give }
+}
+
+/// Lanes that each worker should own. Those that are left over after division go to whoever owns most, then by name.
+fn shares(lanes: usize, owned: &[Vec<Lane>]) -> Vec<usize> {
+    let mut ranked: Vec<usize> = (0..owned.len()).collect();
+    ranked.sort_by_key(|index| std::cmp::Reverse(owned[*index].len()));
+    let mut shares = vec![lanes / owned.len(); owned.len()];
+    for index in ranked.into_iter().take(lanes % owned.len()) {
+        shares[index] += 1;
+    }
+    shares
 }
 
 /// A live owner of a lane that is not of our kind.
@@ -210,6 +227,20 @@ mod tests {
         let give = plan(&survey, me("a"), keep).give;
         assert_eq!(give.len(), 24);
         assert!(give.iter().all(|(lane, _)| !keep.contains(*lane)));
+    }
+
+    #[test]
+    fn one_lane_stays_with_its_owner() {
+        let one = |name| Me { lane_count: 1, ..me(name) };
+        let workers = ["a", "b"].map(|name| worker(name, "r", "h/64", true)).to_vec();
+        let survey = Survey { workers: workers.clone(), lanes: owned(0..1, "b") };
+        let of_owner = plan(&survey, one("b"), LaneSet::EMPTY);
+        assert_eq!(of_owner, Plan::default(), "it is given to nobody");
+        let of_other = plan(&survey, one("a"), LaneSet::EMPTY);
+        assert!(of_other.take.is_empty() && of_other.stand_by.is_some());
+        let survey = Survey { workers: vec![workers[0].clone()], lanes: owned(0..1, "b") };
+        let of_other = plan(&survey, one("a"), LaneSet::EMPTY);
+        assert_eq!((of_other.take.len(), of_other.stand_by), (1, None));
     }
 
     #[test]

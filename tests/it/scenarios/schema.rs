@@ -1,0 +1,208 @@
+//! Section N: tables of one's own, migrations, a classic installation.
+
+use std::{collections::BTreeSet, process::ExitStatus};
+
+use queuebox_testkit as testkit;
+use serde_json::{Value, json};
+
+use super::start::refused;
+use crate::support::{Db, Kind, OutboxRow, PATIENCE, World, number, on_every_database, on_postgres, text};
+
+/// A world on tables with names of their own, and what takes this column away from one of them.
+async fn custom(kind: Kind, database: Value, statements: &[&str]) -> World {
+    let world = World::on(kind).await;
+    world.migrate().await;
+    for statement in statements {
+        world.db.execute(statement).await;
+    }
+    world.relay(json!({ "database": database }))
+}
+
+/// The statements that a refused start printed.
+fn printed(said: &str) -> Vec<String> {
+    let unescaped = said.replace("\\n", "\n").replace("\\\"", "\"");
+    let mut statements: Vec<String> = unescaped
+        .lines()
+        .map(str::trim)
+        .filter(|line| line.starts_with("ALTER TABLE") || line.starts_with("CREATE "))
+        .map(|line| line.split_inclusive(';').next().unwrap().to_owned())
+        .collect();
+    assert!(!statements.is_empty(), "{said}");
+    // The log and the last words of the program say the same.
+    let mut seen = BTreeSet::new();
+    statements.retain(|statement| seen.insert(statement.clone()));
+    statements
+}
+
+/// The start names the column; its own statements mend it, and then a message goes through.
+async fn is_mended(world: World, column: &str) {
+    let said = refused(&world).await;
+    assert!(said.contains(column), "{said}");
+    for statement in printed(&said) {
+        world.db.execute(&statement).await;
+    }
+    world.start().await;
+    let insert = OutboxRow::new("order", 1).sql().replacen("INTO outbox", "INTO letters", 1);
+    world.db.execute(&insert).await;
+    world.receiver.wait_for(1, PATIENCE).await;
+    world.finish().await;
+}
+
+async fn missing_outbox_sequence_column(kind: Kind) {
+    let columns = json!({ "outbox": { "sequence": "place" } });
+    let database = json!({ "migrate": "Off", "outboxTableName": "letters", "columnMapping": columns });
+    let mut statements = vec!["ALTER TABLE outbox RENAME TO letters"];
+    if kind == Kind::Sqlite {
+        // A column with an index cannot be dropped there.
+        statements.extend(["DROP INDEX idx_outbox_pending", "DROP INDEX idx_outbox_key"]);
+    }
+    statements.push("ALTER TABLE letters DROP COLUMN sequence");
+    let world = custom(kind, database, &statements).await;
+    is_mended(world, "place").await;
+}
+
+/// `queuebox migrate` with these arguments behind the manifests: exit code and everything it said.
+async fn migrate(world: &World, arguments: &[&str]) -> (ExitStatus, String) {
+    let folder = world.write_manifests(1, 2);
+    let all = [&["migrate", "-f", folder.to_str().unwrap()], arguments].concat();
+    let (status, out, log) = world.program(&all).run(PATIENCE).await;
+    (status, format!("{out}{log}"))
+}
+
+mod migrate_command {
+    use super::*;
+
+    async fn exit_codes_and_baseline(kind: Kind) {
+        let world = World::on(kind).await;
+        let (status, said) = migrate(&world, &["--no-such-option"]).await;
+        assert_eq!(status.code(), Some(2), "{said}");
+        let (status, said) = migrate(&world, &[]).await;
+        assert_eq!(status.code(), Some(0), "{said}");
+        let (status, said) = migrate(&world, &[]).await;
+        assert_eq!(status.code(), Some(0), "a second time there is nothing to do: {said}");
+        let (status, said) = migrate(&world, &["--baseline", "14"]).await;
+        assert_eq!(status.code(), Some(1), "{said}");
+        assert!(said.contains("history"), "a baseline on a history: {said}");
+
+        // Tables whose history nobody knows.
+        world.db.execute("DROP TABLE queuebox_schema_history").await;
+        let (status, said) = migrate(&world, &[]).await;
+        assert_eq!(status.code(), Some(1), "{said}");
+        assert!(said.contains("--baseline"), "{said}");
+        assert!(refused(&world).await.contains("--baseline"));
+        let (status, said) = migrate(&world, &["--baseline", "14"]).await;
+        assert_eq!(status.code(), Some(0), "{said}");
+        assert_eq!(world.db.count("SELECT max(version) AS n FROM queuebox_schema_history").await, 14);
+        world.start().await;
+        let id = world.db.insert(OutboxRow::new("order", 1)).await;
+        world.db.wait_outbox(&id, "sent").await;
+        world.finish().await;
+    }
+
+    /// Several at once: one migrates, the others wait and find nothing to do.
+    async fn concurrent_migrators_wait(kind: Kind) {
+        let world = World::on(kind).await;
+        let folder = world.write_manifests(1, 2);
+        let one = async || {
+            let (status, out, log) = world.program(&["migrate", "-f", folder.to_str().unwrap()]).run(PATIENCE).await;
+            (status, format!("{out}{log}"))
+        };
+        let all = futures::future::join_all((0..4).map(|_| one())).await;
+        for (status, said) in &all {
+            assert_eq!(status.code(), Some(0), "{said}");
+        }
+        let applied = all.iter().filter(|(_, said)| said.lines().any(|line| line.starts_with("Applied"))).count();
+        assert_eq!(applied, 1, "{all:?}");
+        assert_eq!(world.db.count("SELECT count(*) AS n FROM queuebox_schema_history").await, 1);
+        world.finish().await;
+    }
+
+    on_every_database!(exit_codes_and_baseline, concurrent_migrators_wait);
+
+    /// A worker whose role owns nothing works with the grants that are printed.
+    #[tokio::test]
+    async fn another_role_on_postgres() {
+        let server = testkit::postgres().await;
+        let name = server.fresh_database_name().await;
+        let folder = tempfile::Builder::new().prefix("queuebox-world-").tempdir().unwrap();
+        let owner = World::with(Db::postgres(server.url_of(&name)).await, folder).await;
+        let role = format!("worker_{}", uuid::Uuid::new_v4().simple());
+        owner.db.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD 'w'")).await;
+        owner.migrate().await;
+        let (status, grants) = migrate(&owner, &["--print-grants", &role]).await;
+        assert!(status.success(), "{grants}");
+        for grant in grants.lines().filter(|line| line.starts_with("GRANT")) {
+            owner.db.execute(grant).await;
+        }
+        let url = server.url_of(&name);
+        let (head, tail) = (url.find("://").unwrap() + 3, url.find('@').unwrap());
+        let world = owner.env("DATABASE_URL", &format!("{}{role}:w{}", &url[..head], &url[tail..]));
+        let world = world.source("hooks", json!({}));
+        let worker = world.start().await;
+        worker.post("hooks", r#"{"id":1}"#).await.accepted();
+        world.db.insert(OutboxRow::new("order", 1)).await;
+        world.db.wait_states("outbox", &[("sent", 2)]).await;
+        let used = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename = '";
+        assert!(world.db.count(&format!("{used}{role}'")).await > 0, "it worked with the owner's role");
+        worker.process.terminate(PATIENCE).await;
+        world.db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
+        world.finish().await;
+    }
+}
+
+/// The tables of a classic installation: the files up to this version, without a history.
+async fn classic_tables(db: &Db, version: u32) {
+    let folder = testkit::workspace_root().join("crates/stores/postgres/migrations");
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    for file in files {
+        let number: u32 = file.file_name().unwrap().to_str().unwrap()[..4].parse().unwrap();
+        if number > version {
+            continue;
+        }
+        let mut text = std::fs::read_to_string(&file).unwrap();
+        for (placeholder, name) in
+            [("{outbox}", "outbox"), ("{inbox}", "inbox"), ("{sequence}", "outbox_sequence_seq"), ("{schema}", "")]
+        {
+            text = text.replace(placeholder, name);
+        }
+        // Statements are parted by lines that begin so.
+        let marked = format!("\n---\n{text}");
+        for part in marked.split("\n---").skip(1) {
+            let (_, statement) = part.split_once('\n').unwrap();
+            db.execute(statement).await;
+        }
+    }
+}
+
+async fn classic_history_is_adopted(kind: Kind) {
+    let world = World::on(kind).await;
+    let db = &world.db;
+    classic_tables(db, 11).await;
+    db.execute(
+        "CREATE TABLE flyway_schema_history (installed_rank INT PRIMARY KEY, version VARCHAR(50), description VARCHAR(200) NOT NULL, \
+         type VARCHAR(20) NOT NULL, script VARCHAR(1000) NOT NULL, checksum INT, installed_by VARCHAR(100) NOT NULL, \
+         installed_on TIMESTAMP NOT NULL DEFAULT now(), execution_time INT NOT NULL, success BOOLEAN NOT NULL)",
+    )
+    .await;
+    for version in 1..=11 {
+        db.execute(&format!(
+            "INSERT INTO flyway_schema_history VALUES ({version}, '{version}', 'step', 'SQL', 'V{version}__step.sql', 7, 'app', now(), 1, TRUE)"
+        ))
+        .await;
+    }
+    let waiting = db.insert(OutboxRow::new("order", 1).key("k")).await;
+    let before = db.rows("SELECT * FROM flyway_schema_history ORDER BY installed_rank").await;
+    // No baseline is asked for: a start takes it over and serves what was waiting.
+    world.start().await;
+    db.wait_outbox(&waiting, "sent").await;
+    let rows = db.rows("SELECT version, checksum FROM queuebox_schema_history ORDER BY version").await;
+    let versions: Vec<i64> = rows.iter().map(|row| number(row, "version")).collect();
+    assert_eq!(versions.iter().max(), Some(&14));
+    assert!(rows.iter().filter(|row| number(row, "version") <= 11).all(|row| text(row, "checksum").is_empty()));
+    assert_eq!(db.rows("SELECT * FROM flyway_schema_history ORDER BY installed_rank").await, before);
+    world.finish().await;
+}
+
+on_every_database!(missing_outbox_sequence_column);
+on_postgres!(classic_history_is_adopted);
