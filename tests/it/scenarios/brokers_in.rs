@@ -55,6 +55,8 @@ async fn broker_repeat_is_one_row(kind: BrokerKind) {
     world.finish().await;
 }
 
+on_every_broker!(broker_message_is_stored, broker_repeat_is_one_row);
+
 mod broker_acknowledges_after_commit {
     use super::*;
 
