@@ -135,8 +135,8 @@ impl Cache {
         {
             let mut inner = self.lock();
             *inner = Inner { missing: watches.iter().cloned().collect(), ..Inner::default() };
+            self.synced.send_replace(false);
         }
-        self.synced.send_replace(false);
         let mut tasks = JoinSet::new();
         for (kind, scope) in watches {
             tasks.spawn(self.clone().watch(client.clone(), kind, scope));
@@ -210,15 +210,12 @@ impl Cache {
         }
         inner.missing.remove(&(kind, scope.map(str::to_owned)));
         let synced = inner.missing.is_empty();
+        // Under the lock: of two watches that end their lists together, the one that saw the other's missing must not speak last.
+        self.synced.send_if_modified(|known| std::mem::replace(known, synced) != synced);
         drop(inner);
         for namespace in touched {
             let _ = self.changed.send(namespace);
         }
-        self.synced.send_if_modified(|known| {
-            let changed = *known != synced;
-            *known = synced;
-            changed
-        });
     }
 
     /// All namespaces with a Relay, Source or Destination.
@@ -278,4 +275,30 @@ fn compact(kind: Watched, object: &DynamicObject) -> (String, String, Arc<str>) 
     value["kind"] = json!(resource.kind);
     let text = kind.kept(&value).to_string();
     (object.namespace().unwrap_or_default(), object.name_any(), text.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lists that end at the same time on many threads: the cache has seen everything in the end, and stays so.
+    #[test]
+    fn lists_that_end_together_leave_it_synced() {
+        for _ in 0..200 {
+            let (changed, _changes) = mpsc::unbounded_channel();
+            let cache = Cache::new(changed);
+            cache.lock().missing = Watched::all().into_iter().map(|kind| (kind, None)).collect();
+            let barrier = std::sync::Barrier::new(Watched::all().len());
+            std::thread::scope(|scope| {
+                for kind in Watched::all() {
+                    let (cache, barrier) = (&cache, &barrier);
+                    scope.spawn(move || {
+                        barrier.wait();
+                        cache.replace(kind, None, HashMap::new());
+                    });
+                }
+            });
+            assert!(*cache.synced().borrow());
+        }
+    }
 }
