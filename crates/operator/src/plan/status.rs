@@ -541,6 +541,17 @@ fn short_age(seconds: i64) -> String {
     }
 }
 
+/// What the statuses of Sources and Destinations begin with.
+fn beginning(seen: &Seen, conditions: Conditions<'_>) -> Map<String, Value> {
+    let mut status = Map::new();
+    status.insert("observedGeneration".to_owned(), json!(seen.generation()));
+    status.insert("conditions".to_owned(), conditions.list());
+    if let Some(kind) = member(seen.spec()) {
+        status.insert("type".to_owned(), json!(kind));
+    }
+    status
+}
+
 // ---- Destination and Source -----------------------------------------------------------------------------------------
 
 fn member(spec: &Value) -> Option<&'static str> {
@@ -603,12 +614,7 @@ pub fn destination(
         standing(&mut conditions, Type::Delivering, &it, "Delivering", "DestinationFailing");
     }
     pause(&mut conditions, paused);
-    let mut status = Map::new();
-    status.insert("observedGeneration".to_owned(), json!(seen.generation()));
-    status.insert("conditions".to_owned(), conditions.list());
-    if let Some(kind) = member(seen.spec()) {
-        status.insert("type".to_owned(), json!(kind));
-    }
+    let mut status = beginning(seen, conditions);
     if let Some(endpoint) = endpoint(seen) {
         status.insert("endpoint".to_owned(), json!(endpoint));
     }
@@ -660,12 +666,7 @@ pub fn source(
     };
     standing(&mut conditions, Type::Receiving, &it, "Receiving", "NotReceiving");
     pause(&mut conditions, paused);
-    let mut status = Map::new();
-    status.insert("observedGeneration".to_owned(), json!(seen.generation()));
-    status.insert("conditions".to_owned(), conditions.list());
-    if let Some(kind) = member(seen.spec()) {
-        status.insert("type".to_owned(), json!(kind));
-    }
+    let mut status = beginning(seen, conditions);
     let consumption = seen.spec().get("consumption").and_then(Value::as_str).unwrap_or("push");
     status.insert("consumption".to_owned(), json!(consumption));
     Value::Object(status)
