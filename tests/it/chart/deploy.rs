@@ -166,3 +166,22 @@ fn the_dockerfile_and_the_chart_agree() {
     let deployment = of_kind(&objects(&[]), "Deployment")[0].clone();
     assert_eq!(deployment["spec"]["template"]["spec"]["securityContext"]["runAsUser"], 65532);
 }
+
+/// A file that the sources include and that `.dockerignore` leaves out breaks the image, and nothing else.
+#[test]
+fn the_dockerfile_sees_what_the_sources_include() {
+    let root = testkit::workspace_root();
+    let given: Vec<PathBuf> =
+        read(".dockerignore").lines().filter_map(|line| line.strip_prefix('!')).map(|path| root.join(path)).collect();
+    let mut seen = 0;
+    for file in files("crates").into_iter().filter(|file| file.extension().is_some_and(|it| it == "rs")) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        for call in text.split("include_str!(\"").skip(1).chain(text.split("include_bytes!(\"").skip(1)) {
+            let path = file.parent().unwrap().join(call.split('"').next().unwrap());
+            let Ok(path) = path.canonicalize() else { panic!("{} includes {}", file.display(), path.display()) };
+            assert!(given.iter().any(|given| path.starts_with(given)), ".dockerignore leaves out {}", path.display());
+            seen += 1;
+        }
+    }
+    assert!(seen > 0);
+}

@@ -22,6 +22,14 @@ pub const HOST: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 1);
 /// Namespace of the operator.
 pub const SYSTEM: &str = "queuebox";
 
+/// How the Dockerfile's release profile is compiled in no time.
+static QUICK: [(&str, &str); 4] = [
+    ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0"),
+    ("CARGO_PROFILE_RELEASE_LTO", "off"),
+    ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "256"),
+    ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
+];
+
 /// The running node.
 #[derive(Debug, Clone)]
 pub struct Node {
@@ -42,8 +50,9 @@ impl Node {
             "no node runs: `./dev test cluster`, or `tests/cluster/cluster up` as root and then the test"
         );
         let binary = testkit::queuebox_binary();
-        let digest = Sha256::digest(std::fs::read(&binary).unwrap());
-        let tag: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+        let mut digest = Sha256::new_with_prefix(std::fs::read(&binary).unwrap());
+        digest.update(std::fs::read(testkit::workspace_root().join("Dockerfile")).unwrap());
+        let tag: String = digest.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect();
         let node = Node { folder, tag };
         node.load(&binary).await;
         node
@@ -59,19 +68,29 @@ impl Node {
         if marker.exists() {
             return;
         }
-        let archive = self.folder.join("image.tar");
-        for tag in [self.tag.clone(), format!("{}-next", self.tag)] {
-            let name = format!("queuebox/queuebox:{tag}");
-            self.cluster(&["image", &binary.to_string_lossy(), &name, &archive.to_string_lossy()]).await;
-            self.cluster(&["load", &archive.to_string_lossy()]).await;
-        }
-        std::fs::remove_file(archive).unwrap();
+        let archive = tempfile::NamedTempFile::new_in(&self.folder).unwrap();
+        let names = [self.tag.clone(), format!("{}-next", self.tag)].map(|tag| format!("queuebox/queuebox:{tag}"));
+        // The program that is tested, in an image made by all that the Dockerfile says but its compilation.
+        self.image(archive.path(), &names, Some(binary)).await;
         std::fs::write(marker, "").unwrap();
     }
 
-    async fn cluster(&self, arguments: &[&str]) {
+    /// Builds the image of the Dockerfile and makes it known to the node; with a program, that one is not compiled anew.
+    pub async fn image(&self, archive: &Path, names: &[String], binary: Option<&Path>) {
+        let archive_name = archive.to_string_lossy();
+        let mut arguments = vec!["image", &archive_name];
+        arguments.extend(names.iter().map(String::as_str));
+        let environment: Vec<(&str, &std::ffi::OsStr)> = match binary {
+            Some(binary) => vec![("QUEUEBOX_IMAGE_BINARY", binary.as_os_str())],
+            None => QUICK.iter().map(|(name, value)| (*name, std::ffi::OsStr::new(*value))).collect(),
+        };
+        self.cluster(&arguments, &environment).await;
+        self.cluster(&["load", &archive_name], &[]).await;
+    }
+
+    async fn cluster(&self, arguments: &[&str], environment: &[(&str, &std::ffi::OsStr)]) {
         let mut command = std::process::Command::new(testkit::workspace_root().join("tests/cluster/cluster"));
-        command.env("CLUSTER_DIR", &self.folder).args(arguments);
+        command.env("CLUSTER_DIR", &self.folder).args(arguments).envs(environment.iter().copied());
         output(command, None).await.unwrap_or_else(|error| panic!("cluster {arguments:?}: {error}"));
     }
 
