@@ -5,6 +5,7 @@
 //!   /livez /readyz /health …  ── health ──┐
 //!   /status                   ── status ──┼── snapshots of the worker, one round trip for `database`
 //!   /metrics                  ────────────┘
+//!   /tail                     ── tail ────── outcomes of the worker as they happen
 //!   /admin/…  ── credentials ── admin ── replay ── the finished rows of the database
 //! ```
 //!
@@ -19,6 +20,7 @@ mod door;
 mod health;
 pub mod replay;
 mod status;
+mod tail;
 mod transform_test;
 
 use std::sync::{Arc, OnceLock};
@@ -34,8 +36,8 @@ use queuebox_core::ports::{
     Ledger,
     schema::{Schema, SchemaReport},
 };
-use queuebox_engine::{metrics::Metrics, worker::WorkerState};
-use tokio::sync::watch;
+use queuebox_engine::{metrics::Metrics, outbox::tail::Delivery, worker::WorkerState};
+use tokio::sync::{broadcast, watch};
 
 use crate::{admin::Admin, answer::Failure, health::DatabaseCheck, transform_test::TransformTest};
 pub use crate::{admin::AdminAuth, door::Door};
@@ -79,6 +81,8 @@ pub struct CaptureStatus {
 pub struct ManagementParts {
     /// A snapshot of the worker; default values before it has started.
     pub state: Arc<dyn Fn() -> WorkerState + Send + Sync>,
+    /// Outcomes of the worker from now on.
+    pub follow: Arc<dyn Fn() -> broadcast::Receiver<Delivery> + Send + Sync>,
     /// Finished rows of the database.
     pub ledger: Arc<dyn Ledger>,
     /// The database, for its health.
@@ -102,6 +106,8 @@ pub struct ManagementParts {
     pub admin_auth: Option<AdminAuth>,
     /// Version of this binary.
     pub version: &'static str,
+    /// `<number>/<content hash>` of the configuration that runs.
+    pub config: String,
 }
 
 /// Everything of contract 12.1 and 12.3 below one router. Served with connect info of `SocketAddr`, the log of replays names the
@@ -148,7 +154,12 @@ fn watching(parts: Arc<ManagementParts>) -> Router {
             ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.encode()).into_response()
         })
     };
+    let tail = {
+        let (follow, readiness) = (parts.follow.clone(), parts.readiness.clone());
+        get(move || async move { tail::answer(follow(), readiness.clone()) })
+    };
     Router::new()
+        .route("/tail", tail)
         .route("/livez", get(health::live))
         .route("/health/live", get(health::live))
         .route("/readyz", pods.clone())

@@ -17,6 +17,7 @@ pub(crate) fn status(parts: &ManagementParts) -> Value {
     let failing = state.keeper.failing.as_deref().or(state.driver.failing.as_deref());
     json!({
         "version": parts.version,
+        "config": parts.config,
         "readiness": match *parts.readiness.borrow() {
             Readiness::Starting => "Starting",
             Readiness::Ready => "Ready",
@@ -33,6 +34,7 @@ pub(crate) fn status(parts: &ManagementParts) -> Value {
             "failing": failing.map(redact),
             "missing": missing_of(&missing, Kind::Relay, &relay.name),
         },
+        "noRoutePerMinute": state.driver.no_route_per_minute,
         "lanes": { "outbox": state.keeper.lanes.0, "inbox": state.keeper.lanes.1 },
         "backlog": backlog(&state),
         "missing": missing.iter().map(|it| it.reference.to_string()).collect::<Vec<_>>(),

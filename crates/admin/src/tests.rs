@@ -22,7 +22,14 @@ use queuebox_core::{
         schema::{Finding, MigrateOptions, Migrated, Schema, SchemaReport},
     },
 };
-use queuebox_engine::{metrics::Metrics, outbox::DestinationState, worker::WorkerState};
+use queuebox_engine::{
+    metrics::Metrics,
+    outbox::{
+        DestinationState,
+        tail::{Delivery, Ending, Tail},
+    },
+    worker::WorkerState,
+};
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, watch};
 use tower::ServiceExt;
@@ -126,6 +133,7 @@ struct World {
     database: Arc<Database>,
     memory: Arc<Memory>,
     readiness: watch::Sender<Readiness>,
+    tail: Tail,
 }
 
 impl World {
@@ -136,9 +144,14 @@ impl World {
     fn with(manifests: &str, state: impl Fn() -> WorkerState + Send + Sync + 'static) -> Self {
         let (database, memory) = (Arc::new(Database::default()), Arc::new(Memory::default()));
         let (readiness, seen) = watch::channel(Readiness::Ready);
+        let tail = Tail::default();
         let up = SourceStatus { name: "orders".to_owned(), kind: "nats", up: true, detail: None };
         let parts = ManagementParts {
             state: Arc::new(state),
+            follow: {
+                let tail = tail.clone();
+                Arc::new(move || tail.follow())
+            },
             ledger: memory.clone(),
             schema: database.clone(),
             schema_report: Arc::new(OnceLock::from(SchemaReport { version: 14, notes: Vec::new() })),
@@ -150,8 +163,9 @@ impl World {
             readiness: seen,
             admin_auth: None,
             version: "1.2.3",
+            config: "7/0123456789".to_owned(),
         };
-        Self { parts, database, memory, readiness }
+        Self { parts, database, memory, readiness, tail }
     }
 
     fn router(&self) -> Router {
@@ -183,6 +197,33 @@ async fn ask(router: Router, method: Method, path: &str, body: Body) -> (StatusC
     let status = response.status();
     let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
     (status, serde_json::from_slice(&body).unwrap_or_else(|_| String::from_utf8_lossy(&body).into_owned().into()))
+}
+
+#[tokio::test]
+async fn a_tail_tells_outcomes_until_the_worker_stops() {
+    let world = World::new();
+    let request = Request::get("/tail").body(Body::empty()).unwrap();
+    let answer = world.router().oneshot(request).await.unwrap();
+    assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/x-ndjson");
+    let tell = |ending: Ending| {
+        let delivery = Delivery { id: id(7), destination: "out".to_owned(), ending };
+        world.tail.tell(|| delivery);
+    };
+    tell(Ending::Sent { latency_seconds: 0.25 });
+    tell(Ending::Failed { attempt: 2, error: "https://user:secret@out.example refused".to_owned() });
+    tell(Ending::Dead { error: "attempts: refused".to_owned() });
+    let mut lines = answer.into_body().into_data_stream();
+    let mut said = Vec::new();
+    for _ in 0..3 {
+        let line = futures::StreamExt::next(&mut lines).await.unwrap().unwrap();
+        said.push(serde_json::from_slice::<Value>(&line).unwrap());
+    }
+    assert_eq!((said[0]["outcome"].as_str(), said[0]["latencySeconds"].as_f64()), (Some("sent"), Some(0.25)));
+    assert_eq!((said[1]["outcome"].as_str(), said[1]["attempt"].as_i64()), (Some("failed"), Some(2)));
+    assert!(!said[1].to_string().contains("secret"), "{}", said[1]);
+    assert_eq!((said[2]["outcome"].as_str(), said[2]["destination"].as_str()), (Some("dead"), Some("out")));
+    world.readiness.send_replace(Readiness::Stopping);
+    assert!(futures::StreamExt::next(&mut lines).await.is_none());
 }
 
 #[tokio::test]
@@ -319,6 +360,8 @@ async fn status_has_backlog_ages_and_states() {
     let (status, body) = world.get("/status").await;
     assert_eq!(status, StatusCode::OK);
     assert_eq!(body["version"], "1.2.3");
+    assert_eq!(body["config"], "7/0123456789");
+    assert_eq!(body["noRoutePerMinute"], 0);
     assert_eq!(body["relay"], json!({"namespace": "default", "name": "shop", "uid": "local/default/shop"}));
     assert_eq!(body["database"]["schemaVersion"], 14);
     let outbox = json!({

@@ -20,11 +20,6 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// A message is a few dozen small allocations that come and go on several threads: about a fifth of the relay's own processor time with the
-/// allocator of the C library (`docs/performance.md`).
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// Carries messages between a relational database and the world outside, and never loses one.
 #[derive(Debug, Parser)]
 #[command(name = "queuebox", version, max_term_width = 120)]
@@ -69,6 +64,8 @@ enum Command {
     Status(observe::Options),
     /// What keeps a running worker from delivering, the cause of the others first.
     Explain(observe::Options),
+    /// Follow what becomes of a running worker's messages: sent, failed, dead.
+    Tail(observe::Options),
     /// Ask a URL, such as a worker's /readyz; exit 0 when it answers 2xx.
     Probe(observe::Probe),
     /// Look at the database and the brokers of a Relay: what is wrong, and what mends it.
@@ -103,6 +100,7 @@ async fn main() -> ExitCode {
         Command::Replay(change) => letters::replay_rows(&change).await,
         Command::Status(options) => observe::status(&options).await,
         Command::Explain(options) => observe::explain(&options).await,
+        Command::Tail(options) => observe::tail(&options).await,
         Command::Probe(options) => observe::probe(&options).await,
         Command::Doctor(options) => doctor::run(&options).await,
         Command::Convert(options) => manifests::convert(&options),

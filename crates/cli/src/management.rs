@@ -35,6 +35,8 @@ pub struct Parts {
     pub secrets: Arc<dyn SecretResolver>,
     /// Everything that the manifests refer to.
     pub references: Vec<UsedReference>,
+    /// `<number>/<content hash>` of the configuration.
+    pub config: String,
 }
 
 /// The routes, and the switch of readiness.
@@ -47,7 +49,12 @@ pub fn router(parts: Parts) -> anyhow::Result<(Router, watch::Sender<Readiness>)
     let schema_report = Arc::new(OnceLock::new());
     let _ = schema_report.set(parts.schema);
     let sources = sources(&parts.relay, parts.pollers, parts.metrics.clone());
+    let follow = {
+        let worker = parts.worker.clone();
+        Arc::new(move || worker.follow())
+    };
     let router = queuebox_admin::router(ManagementParts {
+        follow,
         state: Arc::new(move || parts.worker.state()),
         ledger: parts.database.store.clone(),
         schema: parts.database.store,
@@ -65,6 +72,7 @@ pub fn router(parts: Parts) -> anyhow::Result<(Router, watch::Sender<Readiness>)
         },
         readiness,
         version: env!("CARGO_PKG_VERSION"),
+        config: parts.config,
     });
     Ok((router, ready))
 }

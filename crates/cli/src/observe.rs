@@ -1,9 +1,9 @@
-//! `queuebox status`, `explain` and `probe`: what a running worker says on its management port, for people and for probes in
+//! `queuebox status`, `explain`, `tail` and `probe`: what a running worker says on its management port, for people and for probes in
 //! an image that has no other client.
 //!
 //! Invariant: they only read, and need no right but to reach the port.
 
-use std::{fmt::Write as _, time::Duration};
+use std::{fmt::Write as _, io::Write as _, time::Duration};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -20,7 +20,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// A row that could go for so long is late.
 const LATE_SECONDS: f64 = 60.0;
 
-/// `queuebox status` and `queuebox explain`.
+/// `queuebox status`, `queuebox explain` and `queuebox tail`.
 #[derive(Debug, Args)]
 pub struct Options {
     #[command(flatten)]
@@ -89,18 +89,66 @@ pub async fn explain(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Carries out `queuebox tail`: a line per outcome, until the worker ends.
+///
+/// # Errors
+/// The worker cannot be reached, or goes away in the middle of a line.
+pub async fn tail(options: &Options) -> anyhow::Result<()> {
+    let url = format!("{}/tail", base(options)?);
+    let client = reqwest::Client::builder().connect_timeout(ANSWER_MAX).no_proxy().build()?;
+    let answer = client.get(&url).send().await.and_then(reqwest::Response::error_for_status);
+    let mut answer = answer.with_context(|| format!("no answer from {url}; is the worker running?"))?;
+    let mut rest = Vec::new();
+    while let Some(part) = answer.chunk().await? {
+        rest.extend_from_slice(&part);
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = rest.drain(..=end).collect();
+            let told: Value = serde_json::from_slice(&line)?;
+            let text = match options.output {
+                Output::Json => told.to_string(),
+                Output::Text => followed(&told),
+            };
+            // Whoever read it has gone.
+            if writeln!(std::io::stdout(), "{text}").is_err() {
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One outcome as a line for people.
+fn followed(told: &Value) -> String {
+    if let Some(missed) = told.get("missed") {
+        return format!("… {missed} more, faster than they could be shown");
+    }
+    let (at, id) = (word(told, "at").unwrap_or_default(), word(told, "id").unwrap_or_default());
+    let destination = word(told, "destination").filter(|name| !name.is_empty()).unwrap_or("-");
+    let outcome = word(told, "outcome").unwrap_or_default();
+    let more = match outcome {
+        "sent" => format!("{:.3} s after its insert", number(told, "/latencySeconds")),
+        "failed" => format!("attempt {}: {}", told["attempt"], word(told, "error").unwrap_or_default()),
+        _ => word(told, "error").unwrap_or_default().to_owned(),
+    };
+    format!("{at} {outcome:<6} {destination} {id} {more}")
+}
+
 async fn get(url: &str) -> anyhow::Result<reqwest::Response> {
     let client = reqwest::Client::builder().timeout(ANSWER_MAX).no_proxy().build()?;
     client.get(url).send().await.with_context(|| format!("no answer from {url}"))
 }
 
-async fn read(options: &Options) -> anyhow::Result<Value> {
-    let base = match &options.url {
+/// The management port of the worker that is meant.
+fn base(options: &Options) -> anyhow::Result<String> {
+    Ok(match &options.url {
         Some(url) => url.trim_end_matches('/').to_owned(),
         None if options.given.files.is_empty() && options.given.config.is_none() => "http://127.0.0.1:9090".to_owned(),
         None => format!("http://127.0.0.1:{}", manifests::load(&options.given)?.relay.http.management_port),
-    };
-    let url = format!("{base}/status");
+    })
+}
+
+async fn read(options: &Options) -> anyhow::Result<Value> {
+    let url = format!("{}/status", base(options)?);
     let answer = get(&url).await.context("is the worker running? --url names its management port")?;
     let text = answer.text().await?;
     serde_json::from_str(&text).with_context(|| format!("{url} does not answer like a worker of QueueBox"))
@@ -274,6 +322,20 @@ mod tests {
         assert_eq!(reasons.len(), 3, "{reasons:?}");
         assert!(reasons[0].contains("connection refused") && reasons[1].contains("no route to host"), "{reasons:?}");
         assert!(reasons[2].starts_with("2 message(s) are dead"), "{reasons:?}");
+    }
+
+    #[test]
+    fn an_outcome_is_a_line() {
+        let told = |outcome: &str| {
+            followed(&json!({
+                "at": "2027-01-15T08:00:00.123Z", "id": "i", "destination": "out", "outcome": outcome,
+                "latencySeconds": 0.0314, "attempt": 2, "error": "refused",
+            }))
+        };
+        assert_eq!(told("sent"), "2027-01-15T08:00:00.123Z sent   out i 0.031 s after its insert");
+        assert_eq!(told("failed"), "2027-01-15T08:00:00.123Z failed out i attempt 2: refused");
+        assert_eq!(told("dead"), "2027-01-15T08:00:00.123Z dead   out i refused");
+        assert_eq!(followed(&json!({"missed": 7})), "… 7 more, faster than they could be shown");
     }
 
     #[test]

@@ -103,7 +103,7 @@ impl Server {
         if one_port(&relay) {
             sources.port.fallback = Some(door.router());
         }
-        let worker_config = catalog.worker(version, host_name())?;
+        let worker_config = catalog.worker(version.clone(), host_name())?;
         let metrics = Arc::new(Metrics::new(env!("CARGO_PKG_VERSION"))?);
         if waits_for_secrets {
             wait_for_secrets(&relay, &references, &secrets, &door).await;
@@ -132,6 +132,7 @@ impl Server {
             pollers,
             secrets,
             references,
+            config: version,
         })?;
         door.open(router);
         ready.send_replace(Readiness::Ready);

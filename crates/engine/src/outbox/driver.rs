@@ -21,6 +21,7 @@ use tokio::{
 
 use super::{
     publish::{Command, Event, Job, Publisher},
+    tail::{Delivery, Ending, Tail},
     window::{Asked, DestinationState, Note, Published, Start, Startable, Window},
 };
 use crate::{config::RelayConfig, metrics::Metrics};
@@ -88,6 +89,8 @@ pub struct DriverState {
     pub lanes: u32,
     /// How much there is to do.
     pub startable: Startable,
+    /// Rows of the last minute that no route took.
+    pub no_route_per_minute: u64,
     /// Why the last operation of the database failed, while it fails.
     pub failing: Option<String>,
 }
@@ -110,6 +113,8 @@ pub struct Parts {
     pub nudge: Arc<tokio::sync::Notify>,
     /// For status and readiness.
     pub state: watch::Sender<DriverState>,
+    /// For whoever follows deliveries.
+    pub tail: Tail,
     /// Seed of the jitter.
     pub seed: u64,
 }
@@ -532,6 +537,11 @@ impl Driver {
                 // The wall clock may differ from the database's; a latency is a figure for people, not a decision.
                 #[allow(clippy::cast_precision_loss)]
                 let latency = (wall_us - created_at_us).max(0) as f64 / 1e6;
+                self.parts.tail.tell(|| Delivery {
+                    id,
+                    destination: name.to_owned(),
+                    ending: Ending::Sent { latency_seconds: latency },
+                });
                 metrics.latency.with_label_values(&[name]).observe(latency);
                 metrics.destination_up.with_label_values(&[name]).set(1);
                 tracing::debug!(message_id = %id, destination = name, "Delivered.");
@@ -543,11 +553,15 @@ impl Driver {
                     metrics.destination_up.with_label_values(&[name]).set(0);
                 }
                 tracing::info!(message_id = %id, destination = name, attempt, "Delivery failed, will be tried again: {error}");
+                let ending = Ending::Failed { attempt, error };
+                self.parts.tail.tell(|| Delivery { id, destination: name.to_owned(), ending });
             }
             Note::Dead { destination, id, error } => {
                 metrics.outbox_messages.with_label_values(&["dead"]).inc();
                 let name = destination.map_or("", |destination| self.window.name(destination));
                 tracing::warn!(message_id = %id, destination = name, "The message is dead: {error}");
+                let ending = Ending::Dead { error };
+                self.parts.tail.tell(|| Delivery { id, destination: name.to_owned(), ending });
             }
             Note::Expanded { id, children } => {
                 metrics.outbox_messages.with_label_values(&["expanded"]).inc();
@@ -591,6 +605,7 @@ impl Driver {
         let failing = self.failure_pause.is_zero();
         let lanes = self.window.active_lanes().len();
         // It looks at every row in memory: once a second is often enough for whoever counts workers.
+        let no_route = self.window.no_route_per_minute(now);
         let startable = (now >= self.count_startable_at).then(|| self.window.startable());
         if startable.is_some() {
             self.count_startable_at = now + Duration::from_secs(1);
@@ -599,6 +614,7 @@ impl Driver {
             state.destinations = destinations;
             state.lanes = lanes;
             state.startable = startable.unwrap_or(state.startable);
+            state.no_route_per_minute = no_route;
             if failing {
                 state.failing = None;
             }

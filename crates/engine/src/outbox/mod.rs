@@ -4,8 +4,10 @@
 
 pub mod driver;
 mod gate;
+mod per_minute;
 mod publish;
 mod routing;
+pub mod tail;
 mod window;
 
 pub use window::{DestinationState, Startable};

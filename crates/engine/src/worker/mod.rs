@@ -18,7 +18,7 @@ use std::{sync::Arc, time::Duration};
 
 use queuebox_core::ports::{Intake, Ledger, Scope, Store};
 use tokio::{
-    sync::{Notify, mpsc, watch},
+    sync::{Notify, broadcast, mpsc, watch},
     task::JoinHandle,
     time::Instant,
 };
@@ -32,7 +32,10 @@ use crate::{
     inbox_observer::{InboxEvent, InboxObserver},
     intake::{AdmissionLimits, Admissions, IntakeParts, SourceConfig, SourceIntake},
     metrics::Metrics,
-    outbox::driver::{self, Driver, DriverState},
+    outbox::{
+        driver::{self, Driver, DriverState},
+        tail::{Delivery, Tail},
+    },
     retention::{Retention, TableRetention},
 };
 
@@ -70,9 +73,15 @@ pub struct WorkerView {
     driver: watch::Receiver<DriverState>,
     forward: Option<watch::Receiver<forward::RelayHealth>>,
     backlog: watch::Receiver<upkeep::Backlog>,
+    tail: Tail,
 }
 
 impl WorkerView {
+    /// Outcomes of this worker from now on.
+    pub fn follow(&self) -> broadcast::Receiver<Delivery> {
+        self.tail.follow()
+    }
+
     /// A snapshot for health and status.
     pub fn state(&self) -> WorkerState {
         WorkerState {
@@ -124,7 +133,14 @@ impl Worker {
         let in_use = relay.as_ref().map_or_else(|| watch::channel(Default::default()).1, forward::Relay::lanes_in_use);
         let forward = relay.as_ref().map(forward::Relay::health);
 
-        let wiring = Wiring { relay: config.relay.clone(), store: store.clone(), metrics: metrics.clone(), seed };
+        let tail = Tail::default();
+        let wiring = Wiring {
+            relay: config.relay.clone(),
+            store: store.clone(),
+            metrics: metrics.clone(),
+            tail: tail.clone(),
+            seed,
+        };
         let (stop_at, stopping) = watch::channel(None);
         let spine = wiring.spine(nudge, holding, in_use, stopping);
         let (backlog, backlog_seen) = watch::channel(upkeep::Backlog::default());
@@ -151,7 +167,7 @@ impl Worker {
             metrics,
             stop_at,
             stop_tasks,
-            view: WorkerView { keeper: spine.keeper, driver: spine.driver, forward, backlog: backlog_seen },
+            view: WorkerView { keeper: spine.keeper, driver: spine.driver, forward, backlog: backlog_seen, tail },
             main_tasks: spine.tasks,
             side_tasks,
         }
@@ -218,6 +234,7 @@ struct Wiring {
     relay: Arc<RelayConfig>,
     store: Arc<dyn Store>,
     metrics: Arc<Metrics>,
+    tail: Tail,
     seed: u64,
 }
 
@@ -243,6 +260,7 @@ impl Wiring {
             lease,
             nudge,
             state: driver_out,
+            tail: self.tail,
             seed: self.seed.wrapping_add(1),
         });
         let keeper_task = Keeper::new(keeper::Parts {
