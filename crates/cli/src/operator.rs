@@ -79,6 +79,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             worker_image: options.worker_image,
             worker_image_pull_policy: options.worker_image_pull_policy,
             image_pull_secrets: filled(options.worker_image_pull_secret),
+            operator_namespace: options.lease_namespace.clone(),
         },
         leader_election: options.leader_election,
         lease_namespace: options.lease_namespace,

@@ -37,6 +37,18 @@ fn relay(name: &str, patch: Value) -> Value {
     json!({"apiVersion": "queuebox.io/v1alpha1", "kind": "Relay", "metadata": {"name": name}, "spec": spec})
 }
 
+/// What an apply that changes something moves: the version of each object, its generation where controllers write a status.
+fn versions(server: &Kubernetes, file: &str) -> Vec<String> {
+    let text = kubectl(server, &["get", "-f", file, "-o", "json"]).unwrap();
+    let list: Value = serde_json::from_str(&text).unwrap();
+    let version = |object: &Value| {
+        let metadata = &object["metadata"];
+        let field = if object.get("status").is_some() { "generation" } else { "resourceVersion" };
+        format!("{} {}: {}", object["kind"], metadata["name"], metadata[field])
+    };
+    list["items"].as_array().unwrap().iter().map(version).collect()
+}
+
 async fn apply_relay(server: &Kubernetes, name: &str, patch: Value) -> Value {
     let path = format!("/apis/queuebox.io/v1alpha1/namespaces/default/relays/{name}");
     // The API server serves a new kind a moment after its definition is there.
@@ -65,6 +77,9 @@ async fn install_twice_uninstall_and_again() {
         &["diff", "--server-side", "--force-conflicts", "--field-manager=argocd-controller", "-f", path],
     );
     assert_eq!(diff.as_deref(), Ok(""), "a second apply differs");
+    let before = versions(&server, path);
+    kubectl(&server, &apply).unwrap();
+    assert_eq!(versions(&server, path), before, "a second apply writes");
 
     install(&server, &chart(), "qb", "queuebox", &["--set=metrics.dashboard.enabled=true"]).unwrap();
     helm(&server, &["uninstall", "qb", "--namespace", "queuebox"]).unwrap();

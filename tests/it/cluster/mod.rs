@@ -5,4 +5,5 @@ mod journeys;
 mod node;
 mod operations;
 mod prober;
+mod readme;
 mod team;

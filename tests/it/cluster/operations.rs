@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use queuebox_testkit as testkit;
 use serde_json::{Value, json};
+use tokio::io::AsyncBufReadExt as _;
 
 use super::{
     node::{Node, PATIENCE, SYSTEM},
@@ -12,7 +13,7 @@ use super::{
 use crate::chart;
 
 /// A cluster that never saw QueueBox.
-async fn bare(node: &Node) {
+pub async fn bare(node: &Node) {
     let _ = node.try_helm(&["uninstall", "queuebox", "--namespace", SYSTEM, "--wait"]).await;
     let crds = ["relays.queuebox.io", "destinations.queuebox.io", "sources.queuebox.io"];
     let mut delete = vec!["delete", "crd", "--ignore-not-found", "--wait"];
@@ -36,6 +37,21 @@ async fn install_to_the_first_message() {
     let seen = team.node.kubectl(&["get", "-n", &team.namespace, "queuebox"]).await;
     assert!(seen.contains("relay.queuebox.io/shop") && seen.contains("destination.queuebox.io/receiver"), "{seen}");
     team.node.helm(&["test", "queuebox", "--namespace", SYSTEM]).await;
+    prober.delivered(100).await;
+    team.finish(prober, 0).await;
+}
+
+/// As everyone else builds it: with the compilation in the Dockerfile. Without optimisation, which is not what is looked at here.
+#[tokio::test]
+async fn the_image_as_the_dockerfile_compiles_it() {
+    let team = Team::new("image compiled by the Dockerfile").await;
+    let tag = format!("{}-compiled", team.node.tag);
+    let begun = Instant::now();
+    let archive = tempfile::NamedTempFile::new().unwrap();
+    team.node.image(archive.path(), &[format!("queuebox/queuebox:{tag}")], None).await;
+    eprintln!("built in {:.0} s", begun.elapsed().as_secs_f64());
+    team.start(json!({"pod": {"image": format!("queuebox/queuebox:{tag}")}})).await;
+    let prober = team.probe().await;
     prober.delivered(100).await;
     team.finish(prober, 0).await;
 }
@@ -122,8 +138,16 @@ async fn uninstall_keeps_crds_and_data() {
     team.ready().await;
     prober.delivered(100).await;
     assert!(same(&pods, &team.pods().await), "a new installation of the same version rolls nothing");
-    assert!(team.db.count("SELECT count(*) FROM outbox").await > 0);
-    team.finish(prober, 0).await;
+    team.judge(prober, 0).await;
+    // Nor does the removal of everything that was applied touch data (D35).
+    let stored = team.db.count("SELECT count(*) FROM outbox").await;
+    assert!(stored > 0);
+    for what in ["source/hooks", "destination/receiver", "relay/shop"] {
+        team.node.kubectl(&["delete", "-n", &team.namespace, what]).await;
+    }
+    testkit::eventually("no worker is left", PATIENCE, || async { team.pods().await.is_empty().then_some(()) }).await;
+    assert_eq!(team.db.count("SELECT count(*) FROM outbox").await, stored);
+    team.leave().await;
 }
 
 #[tokio::test]
@@ -152,6 +176,24 @@ async fn the_kubectl_plugin() {
     assert!(explained.contains("Nothing keeps it from delivering"), "{explained}");
     let logs = plugin(&["logs", "shop"]).await.unwrap();
     assert!(logs.contains("Ready."), "{logs}");
+
+    // Deliveries as they happen, until it is stopped.
+    let script = testkit::workspace_root().join("deploy/kubectl/kubectl-queuebox");
+    let mut followed = tokio::process::Command::new(script)
+        .env("PATH", &path)
+        .env("KUBECONFIG", &config)
+        .args(["-n", &team.namespace, "tail", "shop"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = tokio::io::BufReader::new(followed.stdout.take().unwrap()).lines();
+    let line = tokio::time::timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap();
+    assert!(line.contains("sent   receiver"), "{line}");
+    let pid = followed.id().unwrap().to_string();
+    tokio::process::Command::new("kill").arg(pid).status().await.unwrap();
+    followed.wait().await.unwrap();
+    // What it started holds the other end.
+    while tokio::time::timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().is_some() {}
 
     // A message that no route takes is dead, is listed, and goes when it is told to.
     team.db

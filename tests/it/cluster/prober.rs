@@ -7,8 +7,8 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    sync::Arc,
     sync::atomic::{AtomicUsize, Ordering},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -50,26 +50,32 @@ pub struct Prober {
     receiver: Arc<Recorder>,
     stop: watch::Sender<bool>,
     accepted: Arc<AtomicUsize>,
+    /// Why the last message of a key was not accepted, while it is not.
+    troubles: Troubles,
     writers: Vec<(String, JoinHandle<u64>)>,
 }
+
+type Troubles = Arc<Mutex<BTreeMap<String, String>>>;
 
 impl Prober {
     /// Begins to write rows and to post to `source`.
     pub fn start(db: Db, receiver: Arc<Recorder>, source: String) -> Prober {
         let (stop, stopped) = watch::channel(false);
         let accepted = Arc::new(AtomicUsize::new(0));
+        let troubles = Troubles::default();
         let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build().unwrap();
         let mut writers = Vec::new();
         for index in 0..KEYS {
             let key = format!("row-{index}");
-            let task = tokio::spawn(write(db.clone(), key.clone(), stopped.clone(), accepted.clone()));
+            let count = (accepted.clone(), troubles.clone());
+            let task = tokio::spawn(write(db.clone(), key.clone(), stopped.clone(), count));
             writers.push((key, task));
             let key = format!("hook-{index}");
-            let task =
-                tokio::spawn(post(client.clone(), source.clone(), key.clone(), stopped.clone(), accepted.clone()));
+            let count = (accepted.clone(), troubles.clone());
+            let task = tokio::spawn(post(client.clone(), source.clone(), key.clone(), stopped.clone(), count));
             writers.push((key, task));
         }
-        Prober { receiver, stop, accepted, writers }
+        Prober { receiver, stop, accepted, troubles, writers }
     }
 
     /// Waits until so many more messages were accepted.
@@ -85,7 +91,15 @@ impl Prober {
     /// Waits until so many more requests have reached the receiver.
     pub async fn delivered(&self, count: usize) {
         let wanted = self.receiver.count() + count;
-        self.receiver.wait_for(wanted, super::node::PATIENCE).await;
+        let waiting = self.receiver.wait_for(wanted, 2 * super::node::PATIENCE);
+        if tokio::time::timeout(super::node::PATIENCE, waiting).await.is_err() {
+            panic!(
+                "{} of {wanted} requests have arrived; {} messages were accepted; not accepted: {:?}",
+                self.receiver.count(),
+                self.accepted.load(Ordering::SeqCst),
+                self.troubles.lock().unwrap()
+            );
+        }
     }
 
     /// Stops, waits for what is still on its way, and judges.
@@ -154,15 +168,22 @@ fn judge(accepted: &BTreeMap<String, u64>, arrivals: &[(String, u64)]) -> Verdic
 }
 
 /// Rows of one key, one transaction each.
-async fn write(db: Db, key: String, stopped: watch::Receiver<bool>, accepted: Arc<AtomicUsize>) -> u64 {
+async fn write(
+    db: Db,
+    key: String,
+    stopped: watch::Receiver<bool>,
+    (accepted, troubles): (Arc<AtomicUsize>, Troubles),
+) -> u64 {
     let mut number = 0;
     while !*stopped.borrow() {
         let payload = json!({"key": key, "n": number + 1}).to_string();
         let row = OutboxRow::new("order.changed", 0).key(&key).payload(&payload).max_attempts(1000);
         let insert = format!("{} ON CONFLICT (id) DO NOTHING", row.sql());
-        while db.try_execute(&insert).await.is_err() {
+        while let Err(error) = db.try_execute(&insert).await {
+            troubles.lock().unwrap().insert(key.clone(), error.to_string());
             tokio::time::sleep(PAUSE).await;
         }
+        troubles.lock().unwrap().remove(&key);
         number += 1;
         accepted.fetch_add(1, Ordering::SeqCst);
         tokio::time::sleep(PAUSE).await;
@@ -176,18 +197,21 @@ async fn post(
     url: String,
     key: String,
     stopped: watch::Receiver<bool>,
-    accepted: Arc<AtomicUsize>,
+    (accepted, troubles): (Arc<AtomicUsize>, Troubles),
 ) -> u64 {
     let mut number = 0;
     while !*stopped.borrow() {
         let body = json!({"id": format!("{key}-{}", number + 1), "key": key, "n": number + 1}).to_string();
         loop {
-            let answer = client.post(&url).body(body.clone()).send().await;
-            if answer.is_ok_and(|answer| answer.status().is_success()) {
-                break;
-            }
+            let trouble = match client.post(&url).body(body.clone()).send().await {
+                Ok(answer) if answer.status().is_success() => break,
+                Ok(answer) => answer.status().to_string(),
+                Err(error) => format!("{error:?}"),
+            };
+            troubles.lock().unwrap().insert(key.clone(), trouble);
             tokio::time::sleep(PAUSE).await;
         }
+        troubles.lock().unwrap().remove(&key);
         number += 1;
         accepted.fetch_add(1, Ordering::SeqCst);
         tokio::time::sleep(PAUSE).await;

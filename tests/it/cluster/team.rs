@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     node::{HOST, Node, PATIENCE, note},
-    prober::{Prober, Verdict},
+    prober::Prober,
 };
 use crate::support::Db;
 
@@ -147,11 +147,13 @@ impl Team {
 
     /// Ends the load and judges; the journey is over.
     pub async fn finish(self, prober: Prober, duplicates_max: usize) {
-        let verdict = prober.finish(PATIENCE).await;
-        self.close(&verdict, duplicates_max).await;
+        self.judge(prober, duplicates_max).await;
+        self.leave().await;
     }
 
-    async fn close(self, verdict: &Verdict, duplicates_max: usize) {
+    /// Ends the load and judges.
+    pub async fn judge(&self, prober: Prober, duplicates_max: usize) {
+        let verdict = prober.finish(PATIENCE).await;
         note(self.name, self.started, &verdict.to_string());
         if verdict.lost + verdict.disorder > 0 || verdict.duplicates > duplicates_max {
             self.node.report(&self.namespace).await;
@@ -160,6 +162,10 @@ impl Team {
                 self.name, verdict.examples
             );
         }
+    }
+
+    /// The journey is over.
+    pub async fn leave(self) {
         self.db.close().await;
         // Its pods are to drain, which nobody has to wait for.
         self.node.kubectl(&["delete", "namespace", &self.namespace, "--wait=false"]).await;

@@ -61,6 +61,9 @@ pub struct RelaySpec {
     /// How many worker pods may be away at a time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disruption: Option<DisruptionSpec>,
+    /// Who may reach the worker pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network_policy: Option<NetworkPolicySpec>,
     /// Changes to the worker pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodSpec>,
@@ -129,6 +132,21 @@ pub struct DisruptionSpec {
     #[schemars(range(min = 1, max = 1000))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_unavailable: Option<i32>,
+}
+
+/// The NetworkPolicy of the workers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct NetworkPolicySpec {
+    /// Makes a NetworkPolicy for what comes in: the management port is for the operator. Default false.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enabled: Option<bool>,
+    /// Who may reach the data port, as from of an ingress rule. Default: anyone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_from: Option<PodBlocks>,
+    /// Who may reach the management port beside the operator, as from of an ingress rule.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub management_from: Option<PodBlocks>,
 }
 
 /// A block of Kubernetes' own, as in a pod. Its schema is left open, or the definition would be several times as large.

@@ -12,6 +12,7 @@ pub mod metrics;
 pub mod poll;
 mod queue;
 mod reconcile;
+mod rollouts;
 pub mod serve;
 pub mod write;
 

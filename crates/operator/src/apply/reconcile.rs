@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use jiff::Timestamp;
@@ -12,9 +12,14 @@ use super::{
     gate::{Gate, NotLeader},
     metrics::Metrics,
     poll::Samples,
+    rollouts::{self, Rollouts},
     write::{WriteError, Writer},
 };
-use crate::plan::{self, Memory, Observed, Plan, Settings, seen::Seen, workload::Owned};
+use crate::plan::{
+    self, Memory, Observed, Plan, Settings,
+    seen::Seen,
+    workload::{Desired, Owned},
+};
 
 /// Why a namespace is to be reconciled again.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +41,9 @@ pub struct Reconciler {
     metrics: Metrics,
     gate: Gate,
     memories: Mutex<HashMap<String, Memory>>,
+    rollouts: Rollouts,
+    /// What the API server refused last, by namespace and UID of the Relay.
+    refused: Mutex<HashMap<String, BTreeMap<String, String>>>,
 }
 
 impl Reconciler {
@@ -48,7 +56,17 @@ impl Reconciler {
         metrics: Metrics,
         gate: Gate,
     ) -> Self {
-        Self { cache, samples, writer, settings, metrics, gate, memories: Mutex::default() }
+        Self {
+            cache,
+            samples,
+            writer,
+            settings,
+            metrics,
+            gate,
+            memories: Mutex::default(),
+            rollouts: Rollouts::default(),
+            refused: Mutex::default(),
+        }
     }
 
     /// Looks, plans, writes. Returns whether the plan depends on time.
@@ -59,6 +77,7 @@ impl Reconciler {
         let timer = self.metrics.reconcile_seconds.start_timer();
         let mut observed = self.cache.observe(namespace);
         observed.samples = self.samples.of(namespace);
+        observed.refused = self.refused().get(namespace).cloned().unwrap_or_default();
         let mut plan = self.plan(&observed);
         let taken = self.taken(&observed, &plan).await?;
         if !taken.is_empty() {
@@ -66,10 +85,17 @@ impl Reconciler {
             plan = self.plan(&observed);
             plan.desired.retain(|it| !observed.taken.contains_key(&it.owner));
         }
+        let waits = self.take_turns(&observed, &mut plan);
         let outcome = self.write(&observed, &plan).await;
         self.metrics.relays.set(i64::try_from(self.cache.count_relays()).unwrap_or(i64::MAX));
         timer.observe_duration();
-        outcome.map(|()| plan.again_soon || !observed.taken.is_empty())
+        // What is refused no longer is told with the next look.
+        let is_mended = outcome.is_ok() && !observed.refused.is_empty();
+        outcome.map(|()| plan.again_soon || waits || is_mended || !observed.taken.is_empty())
+    }
+
+    fn refused(&self) -> MutexGuard<'_, HashMap<String, BTreeMap<String, String>>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn plan(&self, observed: &Observed) -> Plan {
@@ -80,6 +106,30 @@ impl Reconciler {
             memories.remove(&observed.namespace);
         }
         plan
+    }
+
+    /// Holds rollouts back that only an upgrade of the operator asks for, until their turn comes. Returns whether any waits.
+    fn take_turns(&self, observed: &Observed, plan: &mut Plan) -> bool {
+        let namespace = observed.namespace.as_str();
+        let is_under_way = |desired: &&Desired| {
+            desired.kind == Owned::Deployment
+                && (desired.upgrade.is_some()
+                    || !live(observed, desired.kind, &desired.name).is_some_and(rollouts::has_ended))
+        };
+        let under_way = plan.desired.iter().filter(is_under_way).map(|desired| desired.owner.as_str()).collect();
+        self.rollouts.keep(namespace, &under_way);
+        let mut waits = false;
+        plan.desired.retain_mut(|desired| {
+            let Some(upgrade) = desired.upgrade.take() else { return true };
+            if self.rollouts.begin(namespace, &desired.owner) {
+                return true;
+            }
+            waits = true;
+            let Some(meanwhile) = upgrade.meanwhile else { return false };
+            desired.value = meanwhile;
+            true
+        });
+        waits
     }
 
     /// Relays whose names are taken by objects of others. Asked only about what is not known to be ours.
@@ -111,6 +161,7 @@ impl Reconciler {
         let namespace = observed.namespace.as_str();
         let mut faults: BTreeSet<String> = BTreeSet::new();
         let mut failed_owners: BTreeSet<&str> = BTreeSet::new();
+        let mut refused: BTreeMap<String, String> = BTreeMap::new();
         let count = |what: &str| self.metrics.writes.with_label_values(&[what]).inc();
         for desired in &plan.desired {
             // A Deployment whose ConfigMap is not there would only start pods that cannot.
@@ -123,9 +174,17 @@ impl Reconciler {
                 Ok(false) => {}
                 Err(error) => {
                     failed_owners.insert(&desired.owner);
+                    if let Some(why) = error.refusal() {
+                        refused.insert(desired.owner.clone(), why.to_owned());
+                    }
                     faults.insert(text(&error));
                 }
             }
+        }
+        if refused.is_empty() {
+            self.refused().remove(namespace);
+        } else {
+            self.refused().insert(namespace.to_owned(), refused);
         }
         for garbage in &plan.garbage {
             self.may_write()?;

@@ -51,6 +51,16 @@ pub enum WriteError {
     Leftover(String),
 }
 
+impl WriteError {
+    /// What the API server says against the object itself: it would say so again.
+    pub fn refusal(&self) -> Option<&str> {
+        let Self::Kube(kube::Error::Api(status)) = self else { return None };
+        // An apply with a value that cannot be read, such as a quantity that is none, is answered like a fault of the server.
+        let is_unreadable = status.code == 500 && status.message.starts_with("failed to convert new object");
+        (matches!(status.code, 400 | 403 | 422) || is_unreadable).then_some(status.message.as_str())
+    }
+}
+
 impl Writer {
     /// Through a client behind the gate.
     pub fn new(client: Client, identity: &str) -> Self {

@@ -28,7 +28,7 @@ pub const FILE: &str = "manifests.yaml";
 /// A larger configuration is refused: etcd takes 1.5 MiB at most, and the API server 1 MiB for a ConfigMap.
 const RENDERED_BYTES_MAX: usize = 900 << 10;
 /// Members of a Relay's spec that are the operator's business only.
-const NOT_FOR_WORKERS: [&str; 4] = ["replicas", "autoscaling", "paused", "disruption"];
+const NOT_FOR_WORKERS: [&str; 5] = ["replicas", "autoscaling", "paused", "disruption", "networkPolicy"];
 
 /// Kind and name within the namespace.
 pub type Key = (Kind, String);

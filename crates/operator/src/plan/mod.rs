@@ -42,6 +42,8 @@ pub struct Settings {
     pub worker_image_pull_policy: String,
     /// Secrets for pulling it, where `spec.pod.imagePullSecrets` says nothing.
     pub image_pull_secrets: Vec<String>,
+    /// Where the operator runs: who may reach the management port of workers that have a NetworkPolicy.
+    pub operator_namespace: String,
 }
 
 /// Everything of one namespace.
@@ -65,6 +67,8 @@ pub struct Observed {
     pub samples: BTreeMap<String, Vec<Sample>>,
     /// Names that are taken by objects of others: why, by the UID of the Relay.
     pub taken: BTreeMap<String, String>,
+    /// What the API server refused when it was last applied: why, by the UID of the Relay.
+    pub refused: BTreeMap<String, String>,
 }
 
 impl Observed {
@@ -141,7 +145,8 @@ pub fn plan(observed: &Observed, settings: &Settings, memory: &mut Memory, now: 
         let Some(configuration) = view.configuration.filter(|_| !view.hands_off && !view.seen.is_deleting()) else {
             continue;
         };
-        let workload = Workload { seen: view.seen, configuration, replicas: view.decision.replicas, settings };
+        let replicas = view.decision.replicas;
+        let workload = Workload { seen: view.seen, configuration, replicas, settings, deployment: view.deployment };
         plan.desired.extend(workload.objects());
     }
     plan.garbage = garbage(observed, &views, &plan.desired);
@@ -188,6 +193,7 @@ fn view<'a>(
             has_target_oldest_age: spec.target_oldest_age.is_some(),
         }),
         name_taken: observed.taken.get(relay.uid()).cloned(),
+        refused: observed.refused.get(relay.uid()).cloned(),
         hands_off: relay.annotation(RECONCILE_ANNOTATION) == Some("false"),
     }
 }

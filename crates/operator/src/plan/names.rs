@@ -2,7 +2,7 @@
 //!
 //! | object | name |
 //! |---|---|
-//! | Deployment, ServiceAccount, PodDisruptionBudget, data Service | `<relay>-relay` |
+//! | Deployment, ServiceAccount, PodDisruptionBudget, NetworkPolicy, data Service | `<relay>-relay` |
 //! | management Service (headless) | `<relay>-relay-management` |
 //! | ConfigMap | `<relay>-relay-<content hash>` |
 //!
@@ -18,6 +18,10 @@ pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 pub const APP_LABEL: &str = "app.kubernetes.io/name";
 /// Value of [`APP_LABEL`].
 pub const APP: &str = "queuebox-relay";
+/// Label by which the chart tells the operator's pods from others.
+pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
+/// Its value.
+pub const OPERATOR: &str = "operator";
 /// Label with the short name of the Relay: what Deployment and Services select pods by.
 pub const RELAY_LABEL: &str = "queuebox.io/relay";
 /// Label of pods, and so of ReplicaSets, with the content hash of their configuration.
@@ -26,6 +30,8 @@ pub const CONFIG_LABEL: &str = "queuebox.io/config";
 pub const RENDERING_ANNOTATION: &str = "queuebox.io/rendering";
 /// Annotation of Deployments: how many workers the operator asked for, whatever others did to the number since.
 pub const REPLICAS_ANNOTATION: &str = "queuebox.io/replicas";
+/// Annotation of Deployments: digest of the pods that were wanted, by which a change of the pods is told from one of the number.
+pub const TEMPLATE_ANNOTATION: &str = "queuebox.io/template";
 /// Annotation of everything that is applied: digest of what was wanted. A field that is wanted no more changes it.
 pub const APPLIED_ANNOTATION: &str = "queuebox.io/applied";
 
@@ -52,7 +58,7 @@ pub fn short(relay: &str) -> String {
     format!("r-{plain}-{}", digest(relay, 8))
 }
 
-/// Deployment, ServiceAccount, PodDisruptionBudget and data Service.
+/// Deployment, ServiceAccount, PodDisruptionBudget, NetworkPolicy and data Service.
 pub fn workload(relay: &str) -> String {
     format!("{}-relay", short(relay))
 }

@@ -43,6 +43,8 @@ pub struct WorkerStatus {
     pub database: DatabaseState,
     /// Counts; `None` = not counted yet.
     pub backlog: Option<BacklogState>,
+    /// Rows of the last minute that matched no route.
+    pub no_route_per_minute: i64,
     /// Sources.
     pub sources: Vec<SourceState>,
     /// Destinations.

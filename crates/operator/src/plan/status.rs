@@ -28,6 +28,8 @@ const FAILURES_MIN: i64 = 3;
 const DOWN_AFTER: Duration = Duration::from_secs(30);
 /// Oldest due row that is still normal where no target is given.
 const OLDEST_AGE: Duration = Duration::from_secs(300);
+/// Rows without a route that are no slip any more, within a minute.
+const NO_ROUTE_MAX: i64 = 100;
 /// Numbers enter the status this often at most.
 const NUMBERS_EVERY: Duration = Duration::from_secs(30);
 /// Numbers that nobody has confirmed for so long are not shown.
@@ -54,6 +56,8 @@ pub struct RelayView<'a> {
     pub autoscaling: Option<Autoscaling>,
     /// Something of the same name belongs to somebody else.
     pub name_taken: Option<String>,
+    /// The API server does not take what its workers need.
+    pub refused: Option<String>,
     /// Hands off.
     pub hands_off: bool,
 }
@@ -313,8 +317,11 @@ fn standing(conditions: &mut Conditions<'_>, kind: Type, standing: &Standing, go
         Standing::Paused => conditions.set(kind, State::Unknown, "Paused", ""),
         Standing::NoWorkers => conditions.set(kind, State::Unknown, "NoWorkers", "there is no worker to ask"),
         Standing::Unclear => {
-            if !conditions.keep(kind) {
-                conditions.set(kind, State::Unknown, "Pending", "the workers have not been asked yet");
+            // What was said while there was no worker is no answer of the one that is there now.
+            let reason = conditions.before(kind).and_then(|it| it.get("reason")).and_then(Value::as_str);
+            let is_of_nobody = matches!(reason, Some("NoWorkers" | "Paused"));
+            if is_of_nobody || !conditions.keep(kind) {
+                conditions.set(kind, State::Unknown, "Pending", "the workers have not said anything yet");
             }
         }
     }
@@ -361,6 +368,9 @@ pub fn relay(view: &RelayView<'_>, outcome: &Outcome, downs: &mut Downs, now: Ti
     let mut fault = refs(&mut conditions, problems, &missing);
     if fault.is_none() {
         fault = view.name_taken.clone().map(|text| ("NameTaken".to_owned(), text));
+    }
+    if fault.is_none() {
+        fault = view.refused.clone().map(|text| ("Refused".to_owned(), text));
     }
     let rollout = view.rollout();
     let mut going = None;
@@ -435,6 +445,11 @@ fn delivering(conditions: &mut Conditions<'_>, view: &RelayView<'_>, downs: &mut
         view.autoscaling.filter(|it| it.has_target_oldest_age).map_or(OLDEST_AGE, |it| it.target_oldest_age * 10);
     if !failing.is_empty() {
         conditions.set(Type::Delivering, State::False, "DestinationFailing", &failing.join("; "));
+    } else if view.fresh(now).map(|sample| sample.status.no_route_per_minute).sum::<i64>() > NO_ROUTE_MAX {
+        let text = format!(
+            "more than {NO_ROUTE_MAX} rows within a minute matched no route and are dead; add one, then replay --code no_route"
+        );
+        conditions.set(Type::Delivering, State::False, "NoRoute", &text);
     } else if outbox.oldest_due_age_seconds > limit.as_secs_f64() {
         let text = format!("a row has been due for more than {}", queuebox_api::format_duration(limit));
         conditions.set(Type::Delivering, State::False, "OldestAgeExceeded", &text);

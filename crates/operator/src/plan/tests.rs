@@ -16,6 +16,7 @@ fn settings() -> Settings {
         worker_image: "queuebox/queuebox:1".into(),
         worker_image_pull_policy: "IfNotPresent".into(),
         image_pull_secrets: vec!["registry".into()],
+        operator_namespace: "queuebox".into(),
     }
 }
 
@@ -188,10 +189,33 @@ fn scaling_and_pausing_roll_no_pod() {
         json!({"paused": true}),
         json!({"autoscaling": {"maxReplicas": 5}}),
         json!({"disruption": {"maxUnavailable": 2}}),
+        json!({"networkPolicy": {"enabled": true}}),
     ] {
         assert_eq!(template(changes.clone()), usual, "{changes}");
     }
     assert_ne!(template(json!({"drainTimeout": "31s"})), usual);
+}
+
+#[test]
+fn a_network_policy_lets_the_operator_and_whom_the_relay_names() {
+    let policy = |given: Value| {
+        let plan = plan(&namespace(relay(json!({"networkPolicy": given}))), &settings(), &mut Memory::default(), at(0));
+        plan.desired.into_iter().find(|it| it.kind == Owned::NetworkPolicy).map(|it| it.value["spec"].clone())
+    };
+    assert_eq!(policy(json!({"dataFrom": []})), None);
+    let open = policy(json!({"enabled": true})).unwrap();
+    assert_eq!(open["ingress"][0].get("from"), None, "a sender of webhooks may come from anywhere");
+    let operator = json!({
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "queuebox"}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/component": "operator"}},
+    });
+    assert_eq!(open["ingress"][1]["from"], json!([operator]));
+    let ingress = json!({"namespaceSelector": {"matchLabels": {"name": "ingress"}}});
+    let prometheus = json!({"podSelector": {"matchLabels": {"app": "prometheus"}}});
+    let closed = policy(json!({"enabled": true, "dataFrom": [ingress], "managementFrom": [prometheus]})).unwrap();
+    assert_eq!(closed["ingress"][0]["from"], json!([ingress]));
+    assert_eq!(closed["ingress"][1]["from"], json!([operator, prometheus]));
+    assert_eq!(closed["policyTypes"], json!(["Ingress"]));
 }
 
 #[test]
@@ -239,6 +263,9 @@ fn delivering_is_false_after_a_minute_of_failures_and_true_after_one_success() {
     step(&mut observed, &mut memory, at(0));
     assert_eq!(condition(&observed.relays[0], "Delivering"), ("Unknown", "NoWorkers"));
     roll_out(&mut observed);
+    step(&mut observed, &mut memory, at(0));
+    assert_eq!(condition(&observed.relays[0], "Delivering"), ("Unknown", "Pending"));
+    assert_eq!(condition(&observed.destinations[0], "Delivering"), ("Unknown", "Pending"));
     say(&mut observed, working("Up", 0, 0.0), at(1));
     step(&mut observed, &mut memory, at(1));
     assert_eq!(condition(&observed.relays[0], "Delivering"), ("True", "Delivering"));
@@ -260,6 +287,26 @@ fn delivering_is_false_after_a_minute_of_failures_and_true_after_one_success() {
     say(&mut observed, working("Down", 0, 0.0), at(111));
     step(&mut observed, &mut memory, at(111));
     assert_eq!(condition(&observed.relays[0], "Delivering"), ("False", "DestinationFailing"));
+}
+
+#[test]
+fn many_rows_without_a_route_are_told() {
+    let mut observed = namespace(relay(json!({})));
+    let mut memory = Memory::default();
+    step(&mut observed, &mut memory, at(0));
+    roll_out(&mut observed);
+    let mut told = |rows: i64, second: i64| {
+        let mut status = working("Up", 0, 0.0);
+        status["noRoutePerMinute"] = json!(rows);
+        say(&mut observed, status, at(second));
+        step(&mut observed, &mut memory, at(second));
+        let (state, reason) = condition(&observed.relays[0], "Delivering");
+        (state.to_owned(), reason.to_owned())
+    };
+    let words = |state: &str, reason: &str| (state.to_owned(), reason.to_owned());
+    assert_eq!(told(100, 1), words("True", "Delivering"));
+    assert_eq!(told(101, 2), words("False", "NoRoute"));
+    assert_eq!(told(40, 60), words("True", "Delivering"));
 }
 
 #[test]
@@ -306,6 +353,34 @@ fn numbers_move_rarely_and_fade_without_workers() {
     assert_eq!(pending(&observed), "9000", "the last values stay");
     step(&mut observed, &mut memory, at(41 + 300));
     assert_eq!(pending(&observed), "-");
+}
+
+#[test]
+fn an_upgrade_of_the_operator_is_told_from_a_change_of_the_relay() {
+    let mut observed = namespace(relay(json!({})));
+    let mut memory = Memory::default();
+    step(&mut observed, &mut memory, at(0));
+    roll_out(&mut observed);
+    let next = Settings { worker_image: "queuebox/queuebox:2".into(), ..settings() };
+    let mut deployment = |observed: &Observed, settings: &Settings| {
+        let plan = plan(observed, settings, &mut memory, at(1));
+        plan.desired.into_iter().find(|it| it.kind == Owned::Deployment).unwrap()
+    };
+    assert_eq!(deployment(&observed, &settings()).upgrade, None);
+    assert_eq!(deployment(&observed, &next).upgrade, Some(workload::Upgrade { meanwhile: None }));
+    // Until its turn comes it is scaled with the workers that it has.
+    observed.relays[0].0["spec"]["replicas"] = json!(3);
+    let scaled = deployment(&observed, &next);
+    let meanwhile = scaled.upgrade.unwrap().meanwhile.unwrap();
+    assert_eq!(meanwhile["spec"]["replicas"], 3);
+    assert_eq!(meanwhile["spec"]["template"]["spec"]["containers"][0]["image"], "queuebox/queuebox:1");
+    assert_eq!(scaled.value["spec"]["template"]["spec"]["containers"][0]["image"], "queuebox/queuebox:2");
+    // What the team asks for itself waits for nothing.
+    let mut restarted = observed.clone();
+    restarted.relays[0].0["metadata"]["annotations"] = json!({"queuebox.io/restartedAt": "now"});
+    assert_eq!(deployment(&restarted, &next).upgrade, None);
+    observed.relays[0].0["spec"]["drainTimeout"] = json!("31s");
+    assert_eq!(deployment(&observed, &next).upgrade, None);
 }
 
 #[test]

@@ -44,12 +44,20 @@ pub enum Owned {
     Service,
     /// How many workers may be away.
     PodDisruptionBudget,
+    /// Who may reach them.
+    NetworkPolicy,
 }
 
 impl Owned {
-    /// All of them, in the order in which they are applied.
-    pub const ALL: [Self; 5] =
-        [Self::ConfigMap, Self::ServiceAccount, Self::Deployment, Self::Service, Self::PodDisruptionBudget];
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::ConfigMap,
+        Self::ServiceAccount,
+        Self::Deployment,
+        Self::Service,
+        Self::PodDisruptionBudget,
+        Self::NetworkPolicy,
+    ];
 
     /// Group, version, kind and plural.
     pub fn names(self) -> (&'static str, &'static str, &'static str, &'static str) {
@@ -59,6 +67,7 @@ impl Owned {
             Self::Deployment => ("apps", "v1", "Deployment", "deployments"),
             Self::Service => ("", "v1", "Service", "services"),
             Self::PodDisruptionBudget => ("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+            Self::NetworkPolicy => ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
         }
     }
 }
@@ -74,6 +83,15 @@ pub struct Desired {
     pub owner: String,
     /// All of it.
     pub value: Value,
+    /// Of a Deployment: its workers would be replaced for no change of the Relay's.
+    pub upgrade: Option<Upgrade>,
+}
+
+/// A rollout that only the operator's own version or options ask for. A few of them are under way at a time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Upgrade {
+    /// What is applied until its turn comes: the same workers in the number that is wanted. `None` = nothing.
+    pub meanwhile: Option<Value>,
 }
 
 /// One Relay on its way to objects.
@@ -86,6 +104,8 @@ pub struct Workload<'a> {
     pub replicas: i32,
     /// The operator's options.
     pub settings: &'a Settings,
+    /// The Deployment as it stands.
+    pub deployment: Option<&'a Seen>,
 }
 
 impl Workload<'_> {
@@ -108,6 +128,8 @@ impl Workload<'_> {
             objects.push(self.data_service());
         }
         objects.extend(self.budget());
+        // Before the pods, so that none is open for a moment.
+        objects.extend(self.network_policy());
         objects.push(self.deployment());
         objects
     }
@@ -155,7 +177,7 @@ impl Workload<'_> {
                 body.shift_insert(index, field.clone(), part.clone());
             }
         }
-        Desired { kind, name, owner: self.seen.uid().to_owned(), value: body }
+        Desired { kind, name, owner: self.seen.uid().to_owned(), value: body, upgrade: None }
     }
 
     fn rendering(&self) -> (&'static str, String) {
@@ -209,16 +231,72 @@ impl Workload<'_> {
         Some(self.object(Owned::PodDisruptionBudget, names::workload(self.seen.name()), &[], body))
     }
 
+    /// From the Relay as it is now, like the budget. What goes out is not restricted: nobody here knows where the database is.
+    fn network_policy(&self) -> Option<Desired> {
+        let policy = self.seen.at("/spec/networkPolicy");
+        if policy.get("enabled").and_then(Value::as_bool) != Some(true) {
+            return None;
+        }
+        let peers = |field: &str| policy.get(field).and_then(Value::as_array).cloned().unwrap_or_default();
+        let port = |name: &str| json!([{"port": name, "protocol": "TCP"}]);
+        let mut watchers = vec![json!({
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self.settings.operator_namespace}},
+            "podSelector": {"matchLabels": {names::COMPONENT_LABEL: names::OPERATOR}},
+        })];
+        watchers.extend(peers("managementFrom"));
+        let senders = peers("dataFrom");
+        let data = if senders.is_empty() {
+            json!({"ports": port("data")})
+        } else {
+            json!({"ports": port("data"), "from": senders})
+        };
+        let body = json!({"spec": {
+            "podSelector": {"matchLabels": self.selector()},
+            "policyTypes": ["Ingress"],
+            "ingress": [data, {"ports": port("management"), "from": watchers}],
+        }});
+        Some(self.object(Owned::NetworkPolicy, names::workload(self.seen.name()), &[], body))
+    }
+
     fn deployment(&self) -> Desired {
+        let template = self.template();
+        let digest = names::digest(&sorted(&template).to_string(), 16);
+        let mut desired = self.deployment_of(template, digest.clone());
+        desired.upgrade = self.deployment.filter(|live| self.is_upgrade(live, &digest)).map(|live| Upgrade {
+            meanwhile: (live.number("/spec/replicas") != i64::from(self.replicas)
+                || super::asked_for(live) != self.replicas)
+                .then(|| {
+                    let known = live.annotation(names::TEMPLATE_ANNOTATION).unwrap_or_default().to_owned();
+                    self.deployment_of(live.at("/spec/template").clone(), known).value
+                }),
+        });
+        desired
+    }
+
+    /// Other pods are wanted, and neither the manifests nor a restart on demand are why.
+    fn is_upgrade(&self, live: &Seen, digest: &str) -> bool {
+        let metadata = live.at("/spec/template/metadata");
+        let text = |group: &str, name: &str| metadata.get(group).and_then(|it| it.get(name)).and_then(Value::as_str);
+        live.annotation(names::TEMPLATE_ANNOTATION) != Some(digest)
+            && text("labels", names::CONFIG_LABEL) == Some(self.configuration.hash.as_str())
+            && live.annotation(names::RENDERING_ANNOTATION) == Some(self.configuration.number.to_string().as_str())
+            && text("annotations", RESTARTED_AT_ANNOTATION) == self.seen.annotation(RESTARTED_AT_ANNOTATION)
+    }
+
+    fn deployment_of(&self, template: Value, digest: String) -> Desired {
         let body = json!({"spec": {
             "replicas": self.replicas,
             "revisionHistoryLimit": 2,
             "progressDeadlineSeconds": 600,
             "selector": {"matchLabels": self.selector()},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": "25%"}},
-            "template": self.template(),
+            "template": template,
         }});
-        let notes = [self.rendering(), (names::REPLICAS_ANNOTATION, self.replicas.to_string())];
+        let notes = [
+            self.rendering(),
+            (names::REPLICAS_ANNOTATION, self.replicas.to_string()),
+            (names::TEMPLATE_ANNOTATION, digest),
+        ];
         self.object(Owned::Deployment, names::workload(self.seen.name()), &notes, body)
     }
 

@@ -46,9 +46,8 @@ async fn of_two_sources_with_one_path_the_younger_loses() {
     let world = World::new().await;
     world.shop().await;
     let _operator = world.operator().await;
-    world.condition("sources", "hooks", "Accepted", "True", "Accepted").await;
-    // Creation times have whole seconds.
-    tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
+    let older = world.condition("sources", "hooks", "Accepted", "True", "Accepted").await;
+    world.a_second_after(&older).await;
     world.apply("Source", "aaa", hooks("/hooks")).await;
     let source = world.condition("sources", "aaa", "Accepted", "False", "PathConflict").await;
     assert_eq!(condition(&source, "Stalled").unwrap()["status"], "True");

@@ -12,3 +12,4 @@ mod many;
 mod rights;
 mod scaling;
 mod support;
+mod upgrading;

@@ -46,6 +46,14 @@ impl FakeWorker {
         }));
     }
 
+    /// As one says it that waits for a Secret of its database.
+    pub fn misses(&self, reference: &str) {
+        *self.status.lock().unwrap() = Some(json!({
+            "readiness": "Starting", "backlog": null, "sources": [], "destinations": [],
+            "database": {"failing": format!("waiting for {reference}"), "missing": [reference]},
+        }));
+    }
+
     pub fn is_silent(&self) {
         *self.status.lock().unwrap() = None;
     }

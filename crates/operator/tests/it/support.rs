@@ -49,6 +49,7 @@ impl World {
                 worker_image: "queuebox/queuebox:test".to_owned(),
                 worker_image_pull_policy: "IfNotPresent".to_owned(),
                 image_pull_secrets: Vec::new(),
+                operator_namespace: self.namespace.clone(),
             },
             leader_election: false,
             lease_namespace: self.namespace.clone(),
@@ -69,6 +70,7 @@ impl World {
             "relays" | "sources" | "destinations" => "/apis/queuebox.io/v1alpha1",
             "deployments" | "replicasets" => "/apis/apps/v1",
             "poddisruptionbudgets" => "/apis/policy/v1",
+            "networkpolicies" => "/apis/networking.k8s.io/v1",
             "events" => "/apis/events.k8s.io/v1",
             "leases" => "/apis/coordination.k8s.io/v1",
             _ => "/api/v1",
@@ -119,6 +121,18 @@ impl World {
         .await
     }
 
+    /// Waits until what is made from now on is younger than this object: creation times have whole seconds.
+    pub async fn a_second_after(&self, object: &Value) {
+        let path = format!("{}?dryRun=All", self.path("configmaps", ""));
+        let before = &object["metadata"]["creationTimestamp"];
+        eventually("the API server's next second", PATIENCE, || async {
+            let made = json!({"metadata": {"name": "now"}});
+            let now = self.kubernetes.api("POST", &path, Some(made)).await;
+            (now["metadata"]["creationTimestamp"].as_str() > before.as_str()).then_some(())
+        })
+        .await;
+    }
+
     /// The usual three: a Relay `shop` on PostgreSQL, a Destination `out`, a Source `hooks`.
     pub async fn shop(&self) {
         self.apply("Destination", "out", json!({"http": {"url": "http://out.example/events"}})).await;
@@ -150,7 +164,8 @@ pub fn condition<'o>(object: &'o Value, kind: &str) -> Option<&'o Value> {
     object["status"]["conditions"].as_array()?.iter().find(|it| it["type"] == kind)
 }
 
-async fn client_config(kubeconfig: &Path) -> kube::Config {
+/// A client's configuration of a kubeconfig.
+pub async fn client_config(kubeconfig: &Path) -> kube::Config {
     let kubeconfig = kube::config::Kubeconfig::read_from(kubeconfig).unwrap();
     kube::Config::from_custom_kubeconfig(kubeconfig, &kube::config::KubeConfigOptions::default()).await.unwrap()
 }

@@ -14,10 +14,18 @@ async fn every_kind_of_object_goes_at_once() {
     let mut invalid = hooks("/never");
     invalid["transform"] = json!({"expression": "(1 +"});
     world.apply("Source", "never-valid", invalid).await;
+    // Its Secret goes first.
+    let mut signed = hooks("/signed");
+    signed["http"]["auth"] = json!({"stripe": {"secretFrom": {"secretKeyRef": {"name": "stripe", "key": "whsec"}}}});
+    world.apply("Source", "signed", signed).await;
+    let secret = json!({"metadata": {"name": "stripe"}, "stringData": {"whsec": "one"}});
+    world.kubernetes.api("POST", &world.path("secrets", ""), Some(secret)).await;
     let _operator = world.operator().await;
+    world.condition("sources", "signed", "Accepted", "True", "Accepted").await;
+    world.delete("secrets", "stripe").await;
     world.condition("sources", "hooks", "Accepted", "True", "Accepted").await;
     world.condition("sources", "never-valid", "Stalled", "True", "InvalidSpec").await;
-    for name in ["hooks", "unreachable", "never-valid"] {
+    for name in ["signed", "hooks", "unreachable", "never-valid"] {
         let seen = world.get("sources", name).await.unwrap();
         assert!(seen["metadata"].get("finalizers").is_none(), "{seen}");
         world.delete("sources", name).await;

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde_json::{Value, json};
 
 use crate::{
-    scaling::keep_pods_running,
+    rights::grant,
+    scaling::{FakeWorker, keep_pods_running},
     support::{Operator, World, shop_relay},
 };
 
@@ -21,6 +22,7 @@ async fn versions(world: &World) -> BTreeMap<String, Value> {
         "services",
         "serviceaccounts",
         "poddisruptionbudgets",
+        "networkpolicies",
         "events",
     ] {
         for object in world.list(plural).await {
@@ -67,6 +69,36 @@ async fn while_nothing_changes_nothing_is_written() {
         world.until("relays", "shop", "the generation is seen", |it| it["status"]["observedGeneration"] == 2).await;
     let since = |it: &Value| crate::support::condition(it, "Ready").unwrap()["lastTransitionTime"].clone();
     assert_eq!(since(&relay), since(&after));
+    pods.abort();
+}
+
+/// The operator reads no Secret: it is the workers that miss it, and that look for it in their own files.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_name_of_a_secret_is_told_once_and_asked_for_never() {
+    let world = Arc::new(World::new().await);
+    grant(&world, "operator").await;
+    let kubeconfig = world.kubernetes.kubeconfig_for(&world.namespace, "operator").await;
+    let worker = FakeWorker::start().await;
+    worker.misses("secretKeyRef wrong/password");
+    world.apply("Destination", "out", json!({"http": {"url": "http://out.example/events"}})).await;
+    let mut relay = shop_relay(json!({"http": {"managementPort": worker.port}}));
+    relay["database"]["postgres"]["passwordFrom"]["secretKeyRef"]["name"] = json!("wrong");
+    world.apply("Relay", "shop", relay).await;
+    let operator = world.operator_with(&kubeconfig, |_| {}).await;
+    let pods = keep_pods_running(world.clone());
+    let told = world.condition("relays", "shop", "ResolvedRefs", "False", "SecretKeyMissing").await;
+    assert_eq!(told["status"]["observedGeneration"], told["metadata"]["generation"]);
+    let text = crate::support::condition(&told, "ResolvedRefs").unwrap()["message"].as_str().unwrap().to_owned();
+    assert!(text.contains("wrong/password"), "{text}");
+    operator.settled().await;
+    let user = format!("system:serviceaccount:{}:operator", world.namespace);
+    let requests = || {
+        let log = world.kubernetes.audit_log();
+        log.iter().filter(|entry| entry["user"]["username"] == user.as_str() && entry["verb"] != "watch").count()
+    };
+    let before = requests();
+    nothing_is_written(&world, &operator).await;
+    assert_eq!(requests(), before, "nothing is even asked");
     pods.abort();
 }
 
