@@ -20,6 +20,11 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+/// A message is a few dozen small allocations that come and go on several threads: about a fifth of the relay's own processor time with the
+/// allocator of the C library (`docs/performance.md`).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Carries messages between a relational database and the world outside, and never loses one.
 #[derive(Debug, Parser)]
 #[command(name = "queuebox", version, max_term_width = 120)]

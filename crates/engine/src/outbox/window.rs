@@ -58,6 +58,10 @@ const TOPICS_NAMED_MAX: usize = 500;
 /// A lap over all pending rows begins so long after the last one ended. It is the safety net: what commits late is found by each
 /// poll, retries by their time, recovered rows by an order.
 const LAP_EVERY: Duration = Duration::from_secs(5);
+/// A walk is barren when less than one of so many rows was of use.
+const BARREN_SHARE: usize = 8;
+/// A barren walk takes at least one of so many polls.
+const BARREN_REST_MAX: u32 = 4;
 /// Pause between two steps of a lap, so that it never takes more than a small part of the polls.
 const LAP_GAP: Duration = Duration::from_millis(20);
 
@@ -310,6 +314,10 @@ pub struct Window {
     lap_began: Instant,
     lap_stepped: Instant,
     lap_due: Instant,
+    /// Walks in a row that brought next to nothing: all that they met belongs to keys that are left behind, or to destinations
+    /// without room.
+    barren_walks: u32,
+    polls_since_walk: u32,
     /// Changes whenever the walk begins anew, so that the answer to an older question does not move it.
     walk_generation: u64,
     active: LaneSet,
@@ -368,6 +376,8 @@ impl Window {
             lap_began: now,
             lap_stepped: now,
             lap_due: now,
+            barren_walks: 0,
+            polls_since_walk: 0,
             walk_generation: 0,
             active: LaneSet::EMPTY,
             settles: Vec::new(),
@@ -565,6 +575,7 @@ impl Window {
         if !asked.walk || asked.walk_generation != self.walk_generation {
             return;
         }
+        let (read, mut useful) = (rows.len(), 0);
         for row in rows {
             let unit = self.unit_of(&row);
             // What cannot be remembered must not be passed: a later row of its key would overtake it.
@@ -574,9 +585,11 @@ impl Window {
             self.walk_after = Some(row.position());
             match unit {
                 Some(unit) if !exact => self.read_key(&unit, &row),
-                _ => self.offer(row, now),
+                _ => useful += usize::from(self.offer(row, now)),
             }
         }
+        let is_barren = exact && read > 0 && useful * BARREN_SHARE < read;
+        self.barren_walks = if is_barren { self.barren_walks + 1 } else { 0 };
         self.walk_ended = ended;
     }
 
@@ -620,7 +633,11 @@ impl Window {
             if count < asked.key_limit && total_bytes < asked.bytes_max {
                 continue;
             }
-            // Whatever the key has up to `last` was read, also where none of it was of this unit.
+            // Whatever the key has up to `last` was read, also where none of it was of this unit. What stands behind the walk's place
+            // is met by the walk: left behind, it would be read twice, and so would all that follows it.
+            if count > 0 && self.walk_after.is_some_and(|walked| walked.sequence < last) {
+                continue;
+            }
             match (slot_of_unit.get(&unit).copied().or(left.map(|(_, slot)| slot)), left) {
                 (Some(slot), _) if count > 0 => self.leave(&unit, lane, last, slot),
                 (_, Some((sequence, slot))) => self.leave(&unit, lane, sequence, slot),
@@ -687,14 +704,17 @@ impl Window {
     /// A row that came due by itself: a retry, a scheduled or replayed row.
     fn offer_later(&mut self, row: OutboxRow, now: Instant) {
         match self.unit_of(&row) {
-            None => self.offer(row, now),
+            None => {
+                self.offer(row, now);
+            }
             Some(unit) => self.read_key(&unit, &row),
         }
     }
 
-    fn offer(&mut self, row: OutboxRow, now: Instant) {
+    /// Says whether the row was taken, or would have been with its payload.
+    fn offer(&mut self, row: OutboxRow, now: Instant) -> bool {
         if self.rows.contains_key(&row.id) || !self.is_active(row.lane) {
-            return;
+            return false;
         }
         let (target, slot) = self.target_of(&row);
         match self.unit_of(&row) {
@@ -703,10 +723,13 @@ impl Window {
         }
     }
 
-    fn offer_free(&mut self, row: OutboxRow, target: Target, slot: usize, now: Instant) {
+    fn offer_free(&mut self, row: OutboxRow, target: Target, slot: usize, now: Instant) -> bool {
         if row.due_in_us > 0 {
             self.set_timer(now + micros(row.due_in_us), None);
-        } else if row.payload == Payload::Omitted || !self.admits(slot, &row, now) {
+            return false;
+        }
+        let has_room = self.admits(slot, &row, now);
+        if row.payload == Payload::Omitted || !has_room {
             let at = &mut self.slots[slot];
             at.behind = Some(at.behind.map_or(row.position(), |behind| behind.min(row.position())));
             at.behind_generation += 1;
@@ -715,32 +738,32 @@ impl Window {
             self.insert(row, None, target, slot, now);
             self.make_ready(id);
         }
+        has_room
     }
 
-    fn offer_keyed(&mut self, row: OutboxRow, unit: UnitName, target: Target, slot: usize, now: Instant) {
+    fn offer_keyed(&mut self, row: OutboxRow, unit: UnitName, target: Target, slot: usize, now: Instant) -> bool {
         if !self.room_for_key(&unit.0) {
-            return;
+            return false;
         }
         let known = self.keys.get(&unit.0).and_then(|state| state.unit(unit.1.as_ref()));
         let left = known.and_then(|known| known.left.map(|(sequence, _)| sequence));
         let chain_len = known.map_or(0, |known| known.chain.len());
         let waits = known.map_or(Waits::No, |known| known.waits);
         if left.is_some_and(|left| left <= row.sequence) {
-            return;
+            return false;
         }
         if row.due_in_us > 0 {
             self.leave(&unit, row.lane, row.sequence, slot);
             if waits != Waits::ForSettle {
                 self.wait(&unit, now + micros(row.due_in_us));
             }
-            return;
+            return false;
         }
-        let fits = row.payload != Payload::Omitted
-            && waits != Waits::ForSettle
+        let has_room = waits != Waits::ForSettle
             && if chain_len == 0 { self.admits(slot, &row, now) } else { self.chains(slot, chain_len, &row, now) };
-        if !fits {
+        if row.payload == Payload::Omitted || !has_room {
             self.leave(&unit, row.lane, row.sequence, slot);
-            return;
+            return has_room;
         }
         let position = row.position();
         let lane = row.lane;
@@ -753,6 +776,7 @@ impl Window {
         self.slots[slot].chained += 1;
         self.insert(row, Some(unit), target, slot, now);
         self.dirty.push(key);
+        true
     }
 
     fn insert(&mut self, row: OutboxRow, unit: Option<UnitName>, target: Target, slot: usize, now: Instant) {
@@ -781,8 +805,8 @@ impl Window {
         if !self.slots[slot].gate.is_open(now) || self.is_barred(slot) {
             return false;
         }
-        let cap = self.ready_cap(slot);
-        chain_len < self.unit_cap(slot) && self.slots[slot].chained < cap && self.has_bytes(slot, row)
+        let has_room = self.slots[slot].chained < self.chain_cap(slot);
+        chain_len < self.unit_cap(slot) && has_room && self.has_bytes(slot, row)
     }
 
     fn has_bytes(&self, slot: usize, row: &OutboxRow) -> bool {
@@ -806,9 +830,14 @@ impl Window {
         (self.limit(slot) as usize * 2).clamp(batch.max(16), 4096)
     }
 
-    /// Rows of one unit in memory: enough to keep a hot key going while the next ones are read.
+    /// Rows that wait behind others of their units. Many keys with a few rows each must find room, or their rows are read twice.
+    fn chain_cap(&self, slot: usize) -> usize {
+        self.ready_cap(slot) * 4
+    }
+
+    /// Rows of one unit in memory: enough to keep a hot key going while the next ones are read, and room for others.
     fn unit_cap(&self, slot: usize) -> usize {
-        (self.ready_cap(slot) / 4).max(8)
+        self.chain_cap(slot) / 4
     }
 
     /// Publishes of this worker to a destination: the Relay's limit in the share of the lanes, at least 1.
@@ -1559,7 +1588,7 @@ impl Window {
         if lanes.is_empty() {
             return None;
         }
-        let (hungry, omitted) = self.appetite(now);
+        let (hungry, mut omitted) = self.appetite(now);
         let bytes_max = self.bytes_budget();
         let mut asked = Asked { bytes_max, walk_generation: self.walk_generation, ..Asked::default() };
         let mut read = Read {
@@ -1573,7 +1602,10 @@ impl Window {
         self.ask_keys(&mut read, &mut asked, now);
         self.ask_destinations(&mut read, &mut asked, now);
         if hungry {
-            self.ask_walk(&mut read, &mut asked, omitted.is_empty(), idle_poll, now);
+            self.ask_walk(&mut read, &mut asked, &omitted, idle_poll, now);
+            if self.barren_walks > 0 {
+                omitted = (0..self.real_slots).collect();
+            }
             self.omit(&mut read, &omitted);
         }
         if read.keys.is_empty()
@@ -1589,45 +1621,60 @@ impl Window {
         Some((read, asked))
     }
 
-    /// Is there a destination that could use rows, and which ones could not?
+    /// Is there a destination that the walk could bring rows, and which ones could not use them?
     fn appetite(&mut self, now: Instant) -> (bool, Vec<usize>) {
         let mut omitted = Vec::new();
-        let mut any = self.real_slots == 0;
-        let mut held = false;
+        let mut is_any_open = false;
         for slot in 0..self.real_slots {
             let open = self.slots[slot].gate.is_open(now);
             let room = self.slots[slot].queued() * 2 <= self.ready_cap(slot)
                 && self.slots[slot].bytes * 2 <= self.bytes_share();
-            held |= !open;
-            if open && room {
-                any = true;
-            } else {
+            is_any_open |= open;
+            if !(open && room) || self.is_fed_by_keys(slot) {
                 omitted.push(slot);
             }
         }
-        // Rows without a route, and parents, may stand behind the rows of a destination that is held.
-        (any || held, omitted)
+        // Rows without a route, and parents, may stand behind the rows of destinations that are held.
+        (omitted.len() < self.real_slots || !is_any_open, omitted)
+    }
+
+    /// Rows that were left behind fill the next read: the walk would only leave more of them behind.
+    fn is_fed_by_keys(&self, slot: usize) -> bool {
+        let low_water = self.unit_cap(slot) / 2;
+        let first = self.slots[slot].left.iter().take(KEY_READS_MAX * 4);
+        first.filter(|(_, unit)| self.is_low(unit, low_water)).count() >= KEY_READS_MAX
+    }
+
+    /// Few enough rows of the unit are in memory to read more of it.
+    fn is_low(&self, unit: &UnitName, low_water: usize) -> bool {
+        let state = self.keys.get(&unit.0).and_then(|state| state.unit(unit.1.as_ref()));
+        state.is_none_or(|known| known.chain.len() <= low_water)
     }
 
     fn bytes_budget(&self) -> u64 {
         self.outbox.max_in_flight_bytes.saturating_sub(self.bytes).max(1)
     }
 
-    /// `all_open`: no row that the walk meets is stepped over for its destination, so it need not read more than there is room.
-    fn ask_walk(&mut self, read: &mut Read, asked: &mut Asked, all_open: bool, idle_poll: bool, now: Instant) {
+    /// `omitted`: destinations that the walk brings nothing.
+    fn ask_walk(&mut self, read: &mut Read, asked: &mut Asked, omitted: &[usize], idle_poll: bool, now: Instant) {
         let full = self.keys.len() >= KEYS_MAX;
         if full && !self.keys_full {
             self.notes.push(Note::KeysFull);
         }
         self.keys_full = full;
-        if !full {
+        // A walk that brings nothing goes on more slowly while there is something else to do.
+        self.polls_since_walk += 1;
+        let rests = !read.keys.is_empty() && self.polls_since_walk < self.barren_walks.min(BARREN_REST_MAX);
+        if !full && !rests {
+            self.polls_since_walk = 0;
             asked.walk = true;
             asked.walk_generation = self.walk_generation;
-            let room: usize =
-                (0..self.real_slots).map(|slot| self.ready_cap(slot).saturating_sub(self.slots[slot].queued())).sum();
-            let room = u32::try_from(room).unwrap_or(u32::MAX).max(16);
+            // No more than there is room for: what finds none is left behind and read again.
+            let hungry = (0..self.real_slots).filter(|slot| !omitted.contains(slot));
+            let room: usize = hungry.map(|slot| self.ready_cap(slot).saturating_sub(self.slots[slot].queued())).sum();
+            let room = u32::try_from(room.saturating_sub(read.keys.len())).unwrap_or(u32::MAX).max(16);
             let batch = self.outbox.batch_size;
-            read.walk_limit = if all_open && self.real_slots > 0 { batch.min(room) } else { batch };
+            read.walk_limit = if omitted.len() < self.real_slots { batch.min(room) } else { batch };
         }
         asked.from_the_start = self.walk_after.is_none();
         let lap_steps = now >= self.lap_stepped + LAP_GAP && (self.lap_after.is_some() || now >= self.lap_due);
@@ -1684,12 +1731,7 @@ impl Window {
     /// The lowest units to read again: those with few rows in memory. A broken gate takes them in turn.
     fn left_units(&self, slot: usize, wanted: usize, low_water: usize) -> Vec<(i64, UnitName)> {
         let at = &self.slots[slot];
-        let is_low = |(_, unit): &&(i64, UnitName)| {
-            self.keys
-                .get(&unit.0)
-                .and_then(|state| state.unit(unit.1.as_ref()))
-                .is_none_or(|known| known.chain.len() <= low_water)
-        };
+        let is_low = |(_, unit): &&(i64, UnitName)| self.is_low(unit, low_water);
         if at.gate.is_probing() {
             let probed = at.probed;
             let next = at.left.iter().filter(is_low).find(|(sequence, _)| *sequence > probed);
