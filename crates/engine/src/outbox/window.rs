@@ -1162,10 +1162,18 @@ impl Window {
             }
             Target::Many { .. } => self.expansions.push(id),
             Target::One { destination, route } => {
-                // The payload moves out: a row in flight is settled by its stamp alone.
-                let payload = std::mem::replace(&mut entry.row.payload, Payload::Omitted);
-                let headers = std::mem::take(&mut entry.row.headers);
-                let row = OutboxRow { payload, headers, ..entry.row.clone() };
+                // The contents move out: a row in flight is settled by its stamp, and its unit is known.
+                let at = &mut entry.row;
+                let row = OutboxRow {
+                    topic: std::mem::take(&mut at.topic),
+                    key: at.key.take(),
+                    destination: at.destination.take(),
+                    payload: std::mem::replace(&mut at.payload, Payload::Omitted),
+                    headers: std::mem::take(&mut at.headers),
+                    aggregate_type: at.aggregate_type.take(),
+                    trace_parent: at.trace_parent.take(),
+                    ..*at
+                };
                 starts.push(Start { destination, route, row });
             }
         }
