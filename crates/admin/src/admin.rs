@@ -19,11 +19,15 @@ use queuebox_core::{
     Uuid,
     ports::{Ledger, Scope},
 };
+use queuebox_engine::tail::Tail;
 use serde_json::{Map, Value, json};
+use tokio::sync::watch;
 
 use crate::{
+    Readiness,
     answer::{Answer, Failure},
     replay::{self, Caller, Request, Verb},
+    tail,
     transform_test::TransformTest,
 };
 
@@ -39,6 +43,8 @@ pub(crate) struct Admin {
     pub relay: Arc<Relay>,
     pub ledger: Arc<dyn Ledger>,
     pub auth: Option<AdminAuth>,
+    pub tail: Tail,
+    pub readiness: watch::Receiver<Readiness>,
     pub max_payload_bytes: usize,
     pub transform_test: TransformTest,
 }
@@ -48,6 +54,7 @@ pub(crate) fn router(admin: Arc<Admin>) -> Router {
     let limit = DefaultBodyLimit::max(admin.max_payload_bytes);
     let mut router = Router::new()
         .route("/replay", post(|shared, caller, body| act(shared, caller, body, Scope::Outbox, Verb::Replay)))
+        .route("/tail", get(tail::follow))
         .route("/transform/test", post(test_transform));
     for (name, table) in [("outbox", Scope::Outbox), ("inbox", Scope::Inbox)] {
         router = router
@@ -118,8 +125,8 @@ async fn act(
     let request = Request::parse(table, verb, &fields(&body)?)?;
     let (ledger, routes) = (admin.ledger.as_ref(), admin.relay.routes.as_slice());
     let outcome = match verb {
-        Verb::Discard => replay::discard(ledger, routes, table, &request, &caller).await,
-        _ => replay::replay(ledger, routes, table, &request, &caller).await,
+        Verb::Discard => replay::discard(ledger, routes, table, &request, &caller, &|_| {}).await,
+        _ => replay::replay(ledger, routes, table, &request, &caller, &|_| {}).await,
     };
     Ok(Json(outcome?.to_json()))
 }

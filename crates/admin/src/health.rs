@@ -131,8 +131,8 @@ pub(crate) async fn ready(parts: &ManagementParts, database: &DatabaseCheck) -> 
         );
     }
     if parts.relay.retention != checked::Retention::default() {
-        // Its failures are tried again by the next run and show in the age of the last one.
-        add("retention-service".to_owned(), Component::up(None));
+        let failures = &state.retention_failures;
+        add("retention-service".to_owned(), Component::unless((!failures.is_empty()).then(|| failures.join("; "))));
     }
     let known = (parts.sources)();
     for source in parts.relay.sources.iter().filter(|source| source.connector.kind() != "http") {

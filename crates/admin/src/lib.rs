@@ -36,8 +36,8 @@ use queuebox_core::ports::{
     Ledger,
     schema::{Schema, SchemaReport},
 };
-use queuebox_engine::{metrics::Metrics, outbox::tail::Delivery, worker::WorkerState};
-use tokio::sync::{broadcast, watch};
+use queuebox_engine::{metrics::Metrics, tail::Tail, worker::WorkerState};
+use tokio::sync::watch;
 
 use crate::{admin::Admin, answer::Failure, health::DatabaseCheck, transform_test::TransformTest};
 pub use crate::{admin::AdminAuth, door::Door};
@@ -81,8 +81,6 @@ pub struct CaptureStatus {
 pub struct ManagementParts {
     /// A snapshot of the worker; default values before it has started.
     pub state: Arc<dyn Fn() -> WorkerState + Send + Sync>,
-    /// Outcomes of the worker from now on.
-    pub follow: Arc<dyn Fn() -> broadcast::Receiver<Delivery> + Send + Sync>,
     /// Finished rows of the database.
     pub ledger: Arc<dyn Ledger>,
     /// The database, for its health.
@@ -101,6 +99,8 @@ pub struct ManagementParts {
     pub missing: Arc<dyn Fn() -> Vec<UsedReference> + Send + Sync>,
     /// Where the worker stands.
     pub readiness: watch::Receiver<Readiness>,
+    /// What becomes of its messages.
+    pub tail: Tail,
     /// Who may use the admin API; `None` = anyone, which only `admin.insecure` may mean. Without `relay.admin` there is no
     /// admin API, whatever this is.
     pub admin_auth: Option<AdminAuth>,
@@ -118,6 +118,8 @@ pub fn router(parts: ManagementParts) -> Router {
             relay: parts.relay.clone(),
             ledger: parts.ledger.clone(),
             auth: parts.admin_auth.clone(),
+            tail: parts.tail.clone(),
+            readiness: parts.readiness.clone(),
             max_payload_bytes: bytes(admin.max_payload_bytes),
             transform_test: TransformTest {
                 timeout_max: admin.max_transform_timeout,
@@ -149,14 +151,17 @@ fn watching(parts: Arc<ManagementParts>) -> Router {
         get(move || async move { health::ready(&parts, &database).await })
     };
     let metrics = {
-        let metrics = parts.metrics.clone();
+        let (metrics, sources) = (parts.metrics.clone(), parts.sources.clone());
         get(move || async move {
+            for source in sources() {
+                metrics.source_up.with_label_values(&[source.name.as_str()]).set(i64::from(source.up));
+            }
             ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.encode()).into_response()
         })
     };
     let tail = {
-        let (follow, readiness) = (parts.follow.clone(), parts.readiness.clone());
-        get(move || async move { tail::answer(follow(), readiness.clone()) })
+        let (tail, readiness) = (parts.tail.clone(), parts.readiness.clone());
+        get(move |uri| async move { tail::open(&tail, &readiness, &uri) })
     };
     Router::new()
         .route("/tail", tail)

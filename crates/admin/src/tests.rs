@@ -24,10 +24,8 @@ use queuebox_core::{
 };
 use queuebox_engine::{
     metrics::Metrics,
-    outbox::{
-        DestinationState,
-        tail::{Delivery, Ending, Tail},
-    },
+    outbox::DestinationState,
+    tail::{Outcome, Status},
     worker::WorkerState,
 };
 use serde_json::{Value, json};
@@ -133,7 +131,6 @@ struct World {
     database: Arc<Database>,
     memory: Arc<Memory>,
     readiness: watch::Sender<Readiness>,
-    tail: Tail,
 }
 
 impl World {
@@ -144,14 +141,9 @@ impl World {
     fn with(manifests: &str, state: impl Fn() -> WorkerState + Send + Sync + 'static) -> Self {
         let (database, memory) = (Arc::new(Database::default()), Arc::new(Memory::default()));
         let (readiness, seen) = watch::channel(Readiness::Ready);
-        let tail = Tail::default();
         let up = SourceStatus { name: "orders".to_owned(), kind: "nats", up: true, detail: None };
         let parts = ManagementParts {
             state: Arc::new(state),
-            follow: {
-                let tail = tail.clone();
-                Arc::new(move || tail.follow())
-            },
             ledger: memory.clone(),
             schema: database.clone(),
             schema_report: Arc::new(OnceLock::from(SchemaReport { version: 14, notes: Vec::new() })),
@@ -161,11 +153,12 @@ impl World {
             capture: Arc::new(|| None),
             missing: Arc::new(Vec::new),
             readiness: seen,
+            tail: Tail::default(),
             admin_auth: None,
             version: "1.2.3",
             config: "7/0123456789".to_owned(),
         };
-        Self { parts, database, memory, readiness, tail }
+        Self { parts, database, memory, readiness }
     }
 
     fn router(&self) -> Router {
@@ -197,33 +190,6 @@ async fn ask(router: Router, method: Method, path: &str, body: Body) -> (StatusC
     let status = response.status();
     let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
     (status, serde_json::from_slice(&body).unwrap_or_else(|_| String::from_utf8_lossy(&body).into_owned().into()))
-}
-
-#[tokio::test]
-async fn a_tail_tells_outcomes_until_the_worker_stops() {
-    let world = World::new();
-    let request = Request::get("/tail").body(Body::empty()).unwrap();
-    let answer = world.router().oneshot(request).await.unwrap();
-    assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/x-ndjson");
-    let tell = |ending: Ending| {
-        let delivery = Delivery { id: id(7), destination: "out".to_owned(), ending };
-        world.tail.tell(|| delivery);
-    };
-    tell(Ending::Sent { latency_seconds: 0.25 });
-    tell(Ending::Failed { attempt: 2, error: "https://user:secret@out.example refused".to_owned() });
-    tell(Ending::Dead { error: "attempts: refused".to_owned() });
-    let mut lines = answer.into_body().into_data_stream();
-    let mut said = Vec::new();
-    for _ in 0..3 {
-        let line = futures::StreamExt::next(&mut lines).await.unwrap().unwrap();
-        said.push(serde_json::from_slice::<Value>(&line).unwrap());
-    }
-    assert_eq!((said[0]["outcome"].as_str(), said[0]["latencySeconds"].as_f64()), (Some("sent"), Some(0.25)));
-    assert_eq!((said[1]["outcome"].as_str(), said[1]["attempt"].as_i64()), (Some("failed"), Some(2)));
-    assert!(!said[1].to_string().contains("secret"), "{}", said[1]);
-    assert_eq!((said[2]["outcome"].as_str(), said[2]["destination"].as_str()), (Some("dead"), Some("out")));
-    world.readiness.send_replace(Readiness::Stopping);
-    assert!(futures::StreamExt::next(&mut lines).await.is_none());
 }
 
 #[tokio::test]
@@ -416,7 +382,8 @@ async fn replay_without_credentials_is_401() {
         let (status, body) = world.post(path, r#"{"topic":"a"}"#).await;
         assert_eq!((status, &body), (StatusCode::UNAUTHORIZED, &error), "{path}");
     }
-    assert_eq!(world.get("/admin/outbox").await, (StatusCode::UNAUTHORIZED, error));
+    assert_eq!(world.get("/admin/outbox").await, (StatusCode::UNAUTHORIZED, error.clone()));
+    assert_eq!(world.get("/admin/tail").await, (StatusCode::UNAUTHORIZED, error));
     let (status, body) = world.post("/admin/transform/test", "{}").await;
     let test_error = json!({"success": false, "error": "bearer token does not match"});
     assert_eq!((status, body), (StatusCode::UNAUTHORIZED, test_error));
@@ -528,4 +495,82 @@ async fn a_transform_is_tried_on_a_payload() {
         assert_eq!((status, &answer["success"]), (StatusCode::BAD_REQUEST, &json!(false)), "{body}");
         assert!(answer["error"].as_str().unwrap().starts_with(expected), "{body}: {answer}");
     }
+}
+
+/// An outcome of the worker.
+fn outcome(number: u32, topic: &str, status: Status) -> Outcome {
+    Outcome {
+        at_us: 1_790_000_000_500_000,
+        status,
+        message_id: id(number),
+        topic: Some(topic.to_owned()),
+        key: Some("k".to_owned()),
+        destination: Some("events".to_owned()),
+        attempt: 0,
+        created_at_us: Some(1_790_000_000_000_000),
+        error: (status != Status::Sent).then(|| "401 for https://u:canary-7731@wh.example".to_owned()),
+    }
+}
+
+#[tokio::test]
+async fn outcomes_are_followed() {
+    let world = World::new();
+    for bad in ["/admin/tail?topik=a", "/admin/tail?status=gone", "/admin/tail?topic=***"] {
+        let (status, body) = world.get(bad).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{bad}: {body}");
+    }
+    assert!(!world.parts.tail.is_watched(), "a wrong request watches nothing");
+    let request = Request::get("/admin/tail?topic=order.*&status=sent,dead&destination=events&key=k");
+    let response = world.router().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(response.headers()["content-type"], "application/x-ndjson");
+    for (number, topic, status) in [
+        (1, "order.made", Status::Sent),
+        (2, "other", Status::Sent),
+        (3, "order.made", Status::Failed),
+        (4, "order.paid", Status::Dead),
+    ] {
+        world.parts.tail.tell(outcome(number, topic, status));
+    }
+    let stop = world.readiness.clone();
+    let mut lines = Vec::new();
+    let mut body = response.into_body().into_data_stream();
+    while let Some(chunk) = futures::StreamExt::next(&mut body).await {
+        lines.push(String::from_utf8(chunk.unwrap().to_vec()).unwrap());
+        if lines.len() == 3 {
+            stop.send_replace(Readiness::Stopping);
+        }
+    }
+    assert_eq!(lines.remove(0), "\n", "it has begun");
+    let lines: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(
+        lines[0],
+        json!({
+            "at": "2026-09-21T14:13:20.5Z", "status": "sent", "messageId": id(1).to_string(), "topic": "order.made", "key": "k",
+            "destination": "events", "attempt": 0, "ageMs": 500, "error": null,
+        })
+    );
+    assert_eq!((&lines[1]["status"], &lines[1]["topic"]), (&json!("dead"), &json!("order.paid")));
+    assert_eq!(lines[1]["error"], "401 for https://***@wh.example");
+    drop(body);
+    assert!(!world.parts.tail.is_watched(), "who has gone watches no more");
+}
+
+#[tokio::test]
+async fn without_credentials_neither_key_nor_topic_is_told() {
+    let world = World::with(&MANIFESTS.replace("admin: {enabled: true,", "admin: {enabled: false,"), working);
+    for bad in ["/tail?topic=order.*", "/tail?key=k"] {
+        assert_eq!(world.get(bad).await.0, StatusCode::BAD_REQUEST, "{bad}");
+    }
+    let request = Request::get("/tail?status=dead").body(Body::empty()).unwrap();
+    let response = world.router().oneshot(request).await.unwrap();
+    world.parts.tail.tell(outcome(1, "order.made", Status::Sent));
+    world.parts.tail.tell(outcome(2, "order.made", Status::Dead));
+    let mut body = response.into_body().into_data_stream();
+    let begun = futures::StreamExt::next(&mut body).await.unwrap().unwrap();
+    assert_eq!(&begun[..], b"\n");
+    let line = futures::StreamExt::next(&mut body).await.unwrap().unwrap();
+    let line: Value = serde_json::from_slice(&line).unwrap();
+    assert_eq!((&line["status"], &line["messageId"]), (&json!("dead"), &json!(id(2).to_string())));
+    assert!(line.get("key").is_none() && line.get("topic").is_none() && !line.to_string().contains("canary"), "{line}");
 }

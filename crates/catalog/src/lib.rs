@@ -98,6 +98,7 @@ impl<'a> Catalog<'a> {
                 ..AdmissionLimits::default()
             },
             retention: retention(&relay.retention),
+            tracer: None,
         })
     }
 

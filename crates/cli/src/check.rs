@@ -2,9 +2,13 @@
 
 use anyhow::bail;
 use clap::Args;
-use queuebox_api::{Problems, Target, check};
+use queuebox_api::{Problems, Target, check, checked::Relay};
+use serde_json::{Value, json};
 
-use crate::manifests::{self, Given};
+use crate::{
+    manifests::{self, Given},
+    output::{Output, print_json},
+};
 
 /// `queuebox check`.
 #[derive(Debug, Args)]
@@ -19,6 +23,10 @@ pub struct Options {
     /// Say which route and destinations this topic takes.
     #[arg(long, value_name = "TOPIC")]
     explain: Option<String>,
+
+    /// How the result is printed.
+    #[arg(long, value_enum, default_value_t)]
+    output: Output,
 }
 
 /// Prints what was found.
@@ -29,15 +37,30 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let manifests = manifests::read(&options.given)?;
     let target = if options.cluster { Target::Cluster } else { Target::Local };
     let report = check(&manifests, target);
+    if options.output == Output::Json && options.explain.is_none() {
+        print_json(&json!({
+            "problems": report.problems,
+            "warnings": report.warnings,
+            "relays": report.relays.iter().map(summary).collect::<Vec<_>>(),
+        }))?;
+        return match report.problems.len() {
+            0 => Ok(()),
+            problems => bail!("{problems} problem(s)"),
+        };
+    }
     for warning in &report.warnings {
-        println!("warning: {warning}");
+        // Standard output of an explanation is the explanation.
+        match options.explain {
+            None => println!("warning: {warning}"),
+            Some(_) => eprintln!("warning: {warning}"),
+        }
     }
     if !report.problems.is_empty() {
         bail!("{} problem(s):\n{}", report.problems.len(), Problems(report.problems));
     }
     if let Some(topic) = &options.explain {
         let relay = report.into_relay(options.given.relay.as_deref())?;
-        return explain(&relay, topic);
+        return explain(&relay, topic, options.output);
     }
     let relays: Vec<String> = report
         .relays
@@ -59,17 +82,47 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn explain(relay: &queuebox_api::checked::Relay, topic: &str) -> anyhow::Result<()> {
+/// What a Relay consists of.
+fn summary(relay: &Relay) -> Value {
+    json!({
+        "namespace": relay.namespace,
+        "name": relay.name,
+        "sources": relay.sources.len(),
+        "routes": relay.routes.len(),
+        "destinations": relay.destinations.len(),
+        "database": relay.database.server.kind(),
+    })
+}
+
+/// Which route and destinations a topic takes.
+fn explain(relay: &Relay, topic: &str, output: Output) -> anyhow::Result<()> {
     let found = relay.routes.iter().enumerate().find_map(|(index, route)| {
         route.topics.iter().find(|pattern| pattern.matches(topic)).map(|pattern| (index, route, pattern))
     });
     let Some((index, route, pattern)) = found else {
         bail!("no route matches topic {topic:?}: such a row would be dead at once, no_route");
     };
+    let connector = |name: &String| relay.destinations.iter().find(|destination| destination.name == *name);
+    if output == Output::Json {
+        let destinations: Vec<Value> = route
+            .destinations
+            .iter()
+            .map(|name| {
+                let connector = connector(name).map(|destination| &destination.connector);
+                json!({
+                    "name": name,
+                    "kind": connector.map(|connector| connector.kind()),
+                    "endpoint": connector.map(|connector| connector.endpoint()),
+                })
+            })
+            .collect();
+        return print_json(&json!({
+            "topic": topic, "route": index, "pattern": pattern.as_str(), "destinations": destinations,
+        }));
+    }
     println!("topic {topic:?} takes routes[{index}], whose pattern {:?} matches first.", pattern.as_str());
     for name in &route.destinations {
-        let connector = relay.destinations.iter().find(|destination| destination.name == *name);
-        let text = connector.map_or_else(String::new, |destination| {
+        let text = connector(name).map_or_else(String::new, |destination| {
             format!(" ({}, {})", destination.connector.kind(), destination.connector.endpoint())
         });
         println!("  -> {name}{text}");

@@ -13,8 +13,8 @@ use queuebox_catalog::{Catalog, open_store};
 use queuebox_core::{Fault, ports::Destination, ports::schema::Finding, redact::redact};
 
 use crate::{
-    letters::Output,
     manifests::{self, Given, Loaded},
+    output::{Output, print_json},
 };
 
 /// Longest look at one peer.
@@ -40,7 +40,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     let (mut findings, peers) = tokio::join!(database(&loaded), destinations(&loaded));
     findings.extend(peers);
     match options.output {
-        Output::Json => println!("{}", serde_json::to_string(&findings)?),
+        Output::Json => print_json(&findings)?,
         Output::Text => println!("{}", table(&findings)),
     }
     let errors = findings.iter().filter(|finding| finding.level == "error").count();

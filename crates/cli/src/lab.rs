@@ -3,7 +3,10 @@
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use comfy_table::{Table, presets::ASCII_MARKDOWN};
-use queuebox_lab::{Database, dual_write};
+use queuebox_lab::{Database, Line, dual_write};
+use serde_json::json;
+
+use crate::output::{Output, print_json};
 
 /// `queuebox lab`.
 #[derive(Debug, Subcommand)]
@@ -26,6 +29,10 @@ pub struct DualWrite {
     /// A database for the lab alone: sqlite:PATH or postgres://…; without it SQLite in a temporary folder.
     #[arg(long, value_name = "URL")]
     database_url: Option<String>,
+
+    /// How the result is printed.
+    #[arg(long, value_enum, default_value_t)]
+    output: Output,
 }
 
 /// Runs a lab and prints its table.
@@ -39,6 +46,14 @@ pub async fn run(lab: Lab) -> anyhow::Result<()> {
     let database = Database::open(options.database_url.as_deref().unwrap_or(&own)).await?;
     let lines = dual_write(&database, options.orders, options.seed).await?;
     database.close().await;
+    if options.output == Output::Json {
+        let line = |line: &Line| {
+            json!({
+                "orderOfWrites": line.order_of_writes, "leaves": line.leaves, "broken": line.broken, "delivered": line.delivered,
+            })
+        };
+        return print_json(&lines.iter().map(line).collect::<Vec<_>>());
+    }
     let mut table = Table::new();
     table.load_style(ASCII_MARKDOWN);
     table.set_header([

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use comfy_table::{Table, presets::ASCII_MARKDOWN};
-use queuebox_admin::replay::{Caller, Request, Verb, discard, list, replay, show};
+use queuebox_admin::replay::{Caller, Request, RequestError, Verb, discard, list, replay, show};
 use queuebox_api::checked;
 use queuebox_catalog::open_store;
 use queuebox_core::{
@@ -14,7 +14,10 @@ use queuebox_core::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::manifests::{self, Given};
+use crate::{
+    manifests::{self, Given},
+    output::{Output, Progress, print_json},
+};
 
 /// `queuebox dead`.
 #[derive(Debug, Subcommand)]
@@ -37,16 +40,6 @@ pub enum TableName {
     Outbox,
     /// Received messages.
     Inbox,
-}
-
-/// How a result is printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Output {
-    /// For people.
-    #[default]
-    Text,
-    /// JSON, as the ports of QueueBox answer.
-    Json,
 }
 
 /// Filters; all that are given hold.
@@ -139,6 +132,10 @@ pub struct Show {
 
     /// Which row.
     id: Uuid,
+
+    /// How the row is printed: text is JSON over several lines.
+    #[arg(long, value_enum, default_value_t)]
+    output: Output,
 }
 
 /// `queuebox dead requeue`, `queuebox dead discard`, `queuebox replay`.
@@ -238,8 +235,7 @@ async fn print_list(find: &Find) -> anyhow::Result<()> {
     let (relay, store) = open(&find.filters.given).await?;
     let page = list(store.as_ref(), &relay.routes, find.filters.table.scope(), &request).await?;
     if find.filters.output == Output::Json {
-        println!("{}", serde_json::to_string(&page)?);
-        return Ok(());
+        return print_json(&page);
     }
     if page.items.is_empty() {
         println!("No such rows.");
@@ -270,6 +266,9 @@ async fn print_row(one: &Show) -> anyhow::Result<()> {
     let Some(entry) = show(store.as_ref(), one.table.scope(), one.id).await? else {
         bail!("there is no row {} in the {:?} table", one.id, one.table);
     };
+    if one.output == Output::Json {
+        return print_json(&entry);
+    }
     println!("{}", serde_json::to_string_pretty(&entry)?);
     Ok(())
 }
@@ -286,16 +285,25 @@ async fn apply(change: &Change, verb: Verb, only_state: Option<&str>) -> anyhow:
         more.insert("state".to_owned(), json!([state]));
     }
     let request = change.filters.request(verb, more)?;
+    if !request.filter.is_given() {
+        return Err(manifests::WrongUsage(RequestError::NoFilter(verb).to_string()).into());
+    }
     let (relay, store) = open(&change.filters.given).await?;
     let caller = Caller("command line".to_owned());
     let table = change.filters.table.scope();
+    let shown = Progress::begin(match (change.dry_run, verb) {
+        (true, _) => "Looking",
+        (false, Verb::Discard) => "Discarding",
+        (false, _) => "Moving to pending",
+    });
+    let progress = |rows: u64| shown.at(rows);
     let outcome = match verb {
-        Verb::Discard => discard(store.as_ref(), &relay.routes, table, &request, &caller).await?,
-        _ => replay(store.as_ref(), &relay.routes, table, &request, &caller).await?,
+        Verb::Discard => discard(store.as_ref(), &relay.routes, table, &request, &caller, &progress).await?,
+        _ => replay(store.as_ref(), &relay.routes, table, &request, &caller, &progress).await?,
     };
+    drop(shown);
     if change.filters.output == Output::Json {
-        println!("{}", outcome.to_json());
-        return Ok(());
+        return print_json(&outcome.to_json());
     }
     let word = if verb == Verb::Discard { "discarded" } else { "moved to pending" };
     match &outcome.dry_run {

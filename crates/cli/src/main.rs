@@ -14,7 +14,10 @@ mod manifests;
 mod migrate;
 mod observe;
 mod operator;
+mod output;
 mod serve;
+mod tail;
+mod traces;
 
 use std::process::ExitCode;
 
@@ -69,8 +72,8 @@ enum Command {
     Status(observe::Options),
     /// What keeps a running worker from delivering, the cause of the others first.
     Explain(observe::Options),
-    /// Follow what becomes of a running worker's messages: sent, failed, dead.
-    Tail(observe::Options),
+    /// Follow what becomes of messages, as a running worker says it.
+    Tail(tail::Options),
     /// Ask a URL, such as a worker's /readyz; exit 0 when it answers 2xx.
     Probe(observe::Probe),
     /// Look at the database and the brokers of a Relay: what is wrong, and what mends it.
@@ -105,7 +108,7 @@ async fn main() -> ExitCode {
         Command::Replay(change) => letters::replay_rows(&change).await,
         Command::Status(options) => observe::status(&options).await,
         Command::Explain(options) => observe::explain(&options).await,
-        Command::Tail(options) => observe::tail(&options).await,
+        Command::Tail(options) => tail::run(&options).await,
         Command::Probe(options) => observe::probe(&options).await,
         Command::Doctor(options) => doctor::run(&options).await,
         Command::Convert(options) => manifests::convert(&options),

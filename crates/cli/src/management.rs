@@ -13,7 +13,7 @@ use queuebox_core::{
     ports::{Source, schema::SchemaReport, source::SourceHealth},
     redact::redact,
 };
-use queuebox_engine::{metrics::Metrics, worker::WorkerView};
+use queuebox_engine::{metrics::Metrics, tail::Tail, worker::WorkerView};
 use queuebox_http::Authenticator;
 use tokio::sync::watch;
 
@@ -29,6 +29,8 @@ pub struct Parts {
     pub metrics: Arc<Metrics>,
     /// The worker.
     pub worker: WorkerView,
+    /// What becomes of its messages.
+    pub tail: Tail,
     /// Broker sources by name.
     pub pollers: Vec<(String, Arc<dyn Source>)>,
     /// For the admin API's credentials.
@@ -48,19 +50,15 @@ pub fn router(parts: Parts) -> anyhow::Result<(Router, watch::Sender<Readiness>)
     let capture = parts.database.capture.clone();
     let schema_report = Arc::new(OnceLock::new());
     let _ = schema_report.set(parts.schema);
-    let sources = sources(&parts.relay, parts.pollers, parts.metrics.clone());
-    let follow = {
-        let worker = parts.worker.clone();
-        Arc::new(move || worker.follow())
-    };
+    let sources = sources(&parts.relay, parts.pollers);
     let router = queuebox_admin::router(ManagementParts {
-        follow,
         state: Arc::new(move || parts.worker.state()),
         ledger: parts.database.store.clone(),
         schema: parts.database.store,
         schema_report,
         metrics: parts.metrics,
         admin_auth: admin_auth(&parts.relay, &parts.secrets)?,
+        tail: parts.tail,
         relay: parts.relay,
         sources: Arc::new(sources),
         capture: Arc::new(move || {
@@ -86,7 +84,6 @@ pub fn missing(references: &[UsedReference], secrets: &Arc<dyn SecretResolver>) 
 fn sources(
     relay: &checked::Relay,
     pollers: Vec<(String, Arc<dyn Source>)>,
-    metrics: Arc<Metrics>,
 ) -> impl Fn() -> Vec<SourceStatus> + Send + Sync + 'static {
     let fixed: Vec<SourceStatus> = relay
         .sources
@@ -107,11 +104,7 @@ fn sources(
             };
             SourceStatus { name: name.clone(), kind: source.kind(), up: detail.is_none(), detail }
         });
-        let all: Vec<SourceStatus> = fixed.iter().cloned().chain(polled).collect();
-        for source in &all {
-            metrics.source_up.with_label_values(&[source.name.as_str()]).set(i64::from(source.up));
-        }
-        all
+        fixed.iter().cloned().chain(polled).collect()
     }
 }
 

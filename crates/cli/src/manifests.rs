@@ -9,7 +9,10 @@ use queuebox_api::{
     checked::{self, UsedReference},
     classic,
 };
+use serde_json::json;
 use sha2::{Digest, Sha256};
+
+use crate::output::{Output, print_json};
 
 /// The command was called in a way that cannot work; exit code 2.
 #[derive(Debug)]
@@ -154,6 +157,10 @@ pub fn load_for(given: &Given, target: Target) -> anyhow::Result<Loaded> {
 pub struct ConvertOptions {
     /// The classic file; without it QUEUEBOX_CONFIG_FILE, then /etc/queuebox/queuebox.yml.
     file: Option<PathBuf>,
+
+    /// How the result is printed: as manifests, or {"manifests": "…", "notes": […], "fill": […]}.
+    #[arg(long, value_enum, default_value_t)]
+    output: Output,
 }
 
 /// Writes manifests to standard output, and to standard error the keys to fill and what could not be kept.
@@ -162,7 +169,18 @@ pub struct ConvertOptions {
 /// The file cannot be read, or its content is wrong.
 pub fn convert(options: &ConvertOptions) -> anyhow::Result<()> {
     let mut classic = read_classic(options.file.as_deref())?;
-    println!("{}", classic.write().trim_end());
+    let written = classic.write();
+    if options.output == Output::Json {
+        let fill = |key: &classic::KeyToFill| json!({ "secret": key.name, "key": key.key, "from": key.from });
+        print_json(&json!({
+            "manifests": written,
+            "notes": classic.notes,
+            "fill": classic.keys.iter().map(fill).collect::<Vec<_>>(),
+        }))?;
+        let problems = std::mem::take(&mut classic.manifests.problems);
+        return if problems.is_empty() { Ok(()) } else { bail!("{}", Problems(problems)) };
+    }
+    println!("{}", written.trim_end());
     // Warnings of reading are among the notes.
     for note in &classic.notes {
         eprintln!("note: {note}");

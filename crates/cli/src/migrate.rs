@@ -3,9 +3,13 @@
 use anyhow::Context;
 use clap::Args;
 use queuebox_catalog::open_store;
-use queuebox_core::ports::schema::MigrateOptions;
+use queuebox_core::ports::schema::{MigrateOptions, Migrated};
+use serde_json::json;
 
-use crate::manifests::{self, Given};
+use crate::{
+    manifests::{self, Given},
+    output::{Output, print_json},
+};
 
 /// `queuebox migrate`.
 #[derive(Debug, Args)]
@@ -20,6 +24,10 @@ pub struct Options {
     /// Print the statements that give a worker's role what it needs, and do nothing else.
     #[arg(long, value_name = "ROLE")]
     print_grants: Option<String>,
+
+    /// How the result is printed.
+    #[arg(long, value_enum, default_value_t)]
+    output: Output,
 }
 
 /// Migrates, whatever `migrate` says in the manifest.
@@ -31,13 +39,25 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     let store = open_store(&loaded.relay, &loaded.secrets).await?.store;
     if let Some(role) = &options.print_grants {
         store.check().await?;
-        for statement in store.grants(role) {
-            println!("{};", statement.trim_end_matches(';'));
+        let statements: Vec<String> =
+            store.grants(role).iter().map(|statement| format!("{};", statement.trim_end_matches(';'))).collect();
+        match options.output {
+            Output::Json => print_json(&statements)?,
+            Output::Text if statements.is_empty() => {
+                eprintln!("This database knows no roles: there is nothing to grant.")
+            }
+            Output::Text => println!("{}", statements.join("\n")),
         }
+        store.close().await;
         return Ok(());
     }
     let wanted = MigrateOptions { baseline: options.baseline, binary_keys: false };
     let done = store.migrate(wanted).await.context("the migration failed")?;
+    store.close().await;
+    if options.output == Output::Json {
+        let Migrated { from, to, applied, adopted } = &done;
+        return print_json(&json!({ "from": from, "to": to, "applied": applied, "adopted": adopted }));
+    }
     if let Some(version) = done.adopted {
         println!("Adopted the history of a classic installation at version {version}.");
     }
@@ -45,6 +65,5 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
         println!("Applied {name}.");
     }
     println!("The schema is at version {}.", done.to);
-    store.close().await;
     Ok(())
 }

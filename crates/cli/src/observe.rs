@@ -1,9 +1,9 @@
-//! `queuebox status`, `explain`, `tail` and `probe`: what a running worker says on its management port, for people and for probes in
+//! `queuebox status`, `explain` and `probe`: what a running worker says on its management port, for people and for probes in
 //! an image that has no other client.
 //!
 //! Invariant: they only read, and need no right but to reach the port.
 
-use std::{fmt::Write as _, io::Write as _, time::Duration};
+use std::{fmt::Write as _, time::Duration};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -11,16 +11,18 @@ use comfy_table::{Table, presets::ASCII_MARKDOWN};
 use serde_json::Value;
 
 use crate::{
-    letters::Output,
     manifests::{self, Given},
+    output::{Output, print_json},
 };
 
 /// Nothing is waited for longer.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
+/// Where a worker with the default ports is.
+pub const USUAL_URL: &str = "http://127.0.0.1:9090";
 /// A row that could go for so long is late.
 const LATE_SECONDS: f64 = 60.0;
 
-/// `queuebox status`, `queuebox explain` and `queuebox tail`.
+/// `queuebox status` and `queuebox explain`.
 #[derive(Debug, Args)]
 pub struct Options {
     #[command(flatten)]
@@ -40,6 +42,10 @@ pub struct Options {
 pub struct Probe {
     /// What to ask for, such as http://127.0.0.1:9090/readyz.
     url: String,
+
+    /// How the answer is printed: as it is, or {"status": n, "body": …}.
+    #[arg(long, value_enum, default_value_t)]
+    output: Output,
 }
 
 /// Carries out `queuebox probe`.
@@ -50,7 +56,13 @@ pub async fn probe(options: &Probe) -> anyhow::Result<()> {
     let answer = get(&options.url).await?;
     let status = answer.status();
     let body = answer.text().await.unwrap_or_default();
-    println!("{body}");
+    match options.output {
+        Output::Text => println!("{body}"),
+        Output::Json => {
+            let body = serde_json::from_str(&body).unwrap_or(Value::String(body));
+            print_json(&serde_json::json!({ "status": status.as_u16(), "body": body }))?;
+        }
+    }
     if !status.is_success() {
         bail!("{} answers {status}", options.url);
     }
@@ -78,7 +90,7 @@ pub async fn explain(options: &Options) -> anyhow::Result<()> {
     let status = read(options).await?;
     let reasons = reasons(&status);
     match options.output {
-        Output::Json => println!("{}", serde_json::to_string(&reasons)?),
+        Output::Json => print_json(&reasons)?,
         Output::Text if reasons.is_empty() => println!("Nothing keeps it from delivering. {}", waiting(&status)),
         Output::Text => {
             for (index, reason) in reasons.iter().enumerate() {
@@ -87,50 +99,6 @@ pub async fn explain(options: &Options) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Carries out `queuebox tail`: a line per outcome, until the worker ends.
-///
-/// # Errors
-/// The worker cannot be reached, or goes away in the middle of a line.
-pub async fn tail(options: &Options) -> anyhow::Result<()> {
-    let url = format!("{}/tail", base(options)?);
-    let client = reqwest::Client::builder().connect_timeout(ANSWER_MAX).no_proxy().build()?;
-    let answer = client.get(&url).send().await.and_then(reqwest::Response::error_for_status);
-    let mut answer = answer.with_context(|| format!("no answer from {url}; is the worker running?"))?;
-    let mut rest = Vec::new();
-    while let Some(part) = answer.chunk().await? {
-        rest.extend_from_slice(&part);
-        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = rest.drain(..=end).collect();
-            let told: Value = serde_json::from_slice(&line)?;
-            let text = match options.output {
-                Output::Json => told.to_string(),
-                Output::Text => followed(&told),
-            };
-            // Whoever read it has gone.
-            if writeln!(std::io::stdout(), "{text}").is_err() {
-                return Ok(());
-            }
-        }
-    }
-    Ok(())
-}
-
-/// One outcome as a line for people.
-fn followed(told: &Value) -> String {
-    if let Some(missed) = told.get("missed") {
-        return format!("… {missed} more, faster than they could be shown");
-    }
-    let (at, id) = (word(told, "at").unwrap_or_default(), word(told, "id").unwrap_or_default());
-    let destination = word(told, "destination").filter(|name| !name.is_empty()).unwrap_or("-");
-    let outcome = word(told, "outcome").unwrap_or_default();
-    let more = match outcome {
-        "sent" => format!("{:.3} s after its insert", number(told, "/latencySeconds")),
-        "failed" => format!("attempt {}: {}", told["attempt"], word(told, "error").unwrap_or_default()),
-        _ => word(told, "error").unwrap_or_default().to_owned(),
-    };
-    format!("{at} {outcome:<6} {destination} {id} {more}")
 }
 
 async fn get(url: &str) -> anyhow::Result<reqwest::Response> {
@@ -142,7 +110,7 @@ async fn get(url: &str) -> anyhow::Result<reqwest::Response> {
 fn base(options: &Options) -> anyhow::Result<String> {
     Ok(match &options.url {
         Some(url) => url.trim_end_matches('/').to_owned(),
-        None if options.given.files.is_empty() && options.given.config.is_none() => "http://127.0.0.1:9090".to_owned(),
+        None if options.given.files.is_empty() && options.given.config.is_none() => USUAL_URL.to_owned(),
         None => format!("http://127.0.0.1:{}", manifests::load(&options.given)?.relay.http.management_port),
     })
 }
@@ -322,20 +290,6 @@ mod tests {
         assert_eq!(reasons.len(), 3, "{reasons:?}");
         assert!(reasons[0].contains("connection refused") && reasons[1].contains("no route to host"), "{reasons:?}");
         assert!(reasons[2].starts_with("2 message(s) are dead"), "{reasons:?}");
-    }
-
-    #[test]
-    fn an_outcome_is_a_line() {
-        let told = |outcome: &str| {
-            followed(&json!({
-                "at": "2027-01-15T08:00:00.123Z", "id": "i", "destination": "out", "outcome": outcome,
-                "latencySeconds": 0.0314, "attempt": 2, "error": "refused",
-            }))
-        };
-        assert_eq!(told("sent"), "2027-01-15T08:00:00.123Z sent   out i 0.031 s after its insert");
-        assert_eq!(told("failed"), "2027-01-15T08:00:00.123Z failed out i attempt 2: refused");
-        assert_eq!(told("dead"), "2027-01-15T08:00:00.123Z dead   out i refused");
-        assert_eq!(followed(&json!({"missed": 7})), "… 7 more, faster than they could be shown");
     }
 
     #[test]

@@ -24,6 +24,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use crate::{
     management,
     manifests::{self, Loaded, RunOptions},
+    traces::Traces,
 };
 
 /// First pause before the database is tried again at start; doubles up to [`DATABASE_PAUSE_MAX`].
@@ -70,6 +71,7 @@ pub struct Server {
     management_port: SocketAddr,
     stop_receiving: CancellationToken,
     ready: watch::Sender<Readiness>,
+    traces: Option<Traces>,
     tasks: Vec<JoinHandle<()>>,
     management: Option<AbortOnDropHandle<()>>,
 }
@@ -103,7 +105,9 @@ impl Server {
         if one_port(&relay) {
             sources.port.fallback = Some(door.router());
         }
-        let worker_config = catalog.worker(version.clone(), host_name())?;
+        let mut worker_config = catalog.worker(version.clone(), host_name())?;
+        let traces = Traces::of_environment(&relay, &host_name())?;
+        worker_config.tracer = traces.as_ref().map(Traces::spans);
         let metrics = Arc::new(Metrics::new(env!("CARGO_PKG_VERSION"))?);
         if waits_for_secrets {
             wait_for_secrets(&relay, &references, &secrets, &door).await;
@@ -129,6 +133,7 @@ impl Server {
             schema,
             metrics,
             worker: worker.watch(),
+            tail: worker.tail(),
             pollers,
             secrets,
             references,
@@ -144,6 +149,7 @@ impl Server {
             management_port,
             stop_receiving,
             ready,
+            traces,
             tasks,
             management,
         })
@@ -175,6 +181,9 @@ impl Server {
         };
         tokio::join!(self.worker.stop(left), receiving);
         tracing::debug!(delay = ?self.drain.shutdown_delay, "Receiving has ended.");
+        if let Some(traces) = self.traces {
+            traces.end().await;
+        }
         self.store.close().await;
         drop(self.management);
     }

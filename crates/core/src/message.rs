@@ -272,6 +272,8 @@ pub struct PushRow {
     pub headers: String,
     /// Sent on as `X-Correlation-Id`.
     pub correlation_id: Option<String>,
+    /// W3C trace context, if stored.
+    pub trace_parent: Option<String>,
     /// Crashes counted so far (used for refused forwards, code `forward`).
     pub crashes: i32,
 }

@@ -42,6 +42,7 @@ use crate::{
     inbox_observer::{InboxEvent, InboxObserver},
     intake::render_topic,
     json,
+    spans::{self, Begin, Span, Step, Tracer},
 };
 
 /// What this worker owns of the inbox.
@@ -84,6 +85,8 @@ pub struct RelayParts {
     pub ids: Arc<Ids>,
     /// Counts.
     pub observer: Arc<dyn InboxObserver>,
+    /// Where spans go.
+    pub tracer: Tracer,
     /// Ends the relay behind the batch under way.
     pub stop: CancellationToken,
 }
@@ -277,6 +280,7 @@ impl Relay {
         if batch.is_empty() {
             return Ok(false);
         }
+        let spans = self.spans(rows, batch);
         let done = match self.parts.inbox.forward(&holding.fence, batch, self.config.max_attempts).await {
             // Nothing was written. What we own is about to change.
             Err(fault) if fault.is_fenced() => {
@@ -285,6 +289,12 @@ impl Relay {
             }
             other => other?,
         };
+        for (id, span) in spans {
+            let refused =
+                done.refused.iter().find(|(refused, _)| *refused == id).map(|(_, fault)| fault.detail.as_str());
+            let lost = done.lost.contains(&id).then_some("somebody else moved the row");
+            spans::end(Some(span), refused.or(lost));
+        }
         let forwarded = batch.len().saturating_sub(done.lost.len() + done.refused.len());
         if forwarded > 0 {
             self.parts.observer.observe(&InboxEvent::Forwarded { rows: forwarded });
@@ -301,6 +311,26 @@ impl Relay {
             }
         }
         Ok(forwarded > 0 || put_off)
+    }
+
+    /// Begins the spans of a batch; those of one that fails as a whole end with it.
+    fn spans(&self, rows: &[PushRow], batch: &[Forward]) -> Vec<(Uuid, Box<dyn Span>)> {
+        let Some(tracer) = &self.parts.tracer else { return Vec::new() };
+        let begin = |one: &Forward| {
+            let row = rows.iter().find(|row| row.id == one.inbox_id)?;
+            let span = tracer.begin(Begin {
+                step: Step::Forward,
+                peer: &row.source,
+                kind: "",
+                parent: row.trace_parent.as_deref(),
+                message_id: row.id,
+                topic: Some(&one.topic),
+                attempt: 0,
+                began_at_us: None,
+            });
+            Some((row.id, span))
+        };
+        batch.iter().filter_map(begin).collect()
     }
 
     /// A row that the database refused, alone: later again, and dead in the end.
@@ -428,6 +458,7 @@ mod tests {
             headers: r#"{"a":"1","X-Inbox-ID":"evil","X-SOURCE":"evil","x-idempotency-key":"evil","x-correlation-id":"evil","n":5,"z":null}"#
                 .into(),
             correlation_id: Some("c".into()),
+            trace_parent: None,
             crashes: 0,
         };
         let id = Uuid::nil();

@@ -13,5 +13,7 @@ pub mod metrics;
 pub mod outbox;
 pub mod publish_time;
 pub mod retention;
+pub mod spans;
+pub mod tail;
 pub mod transform;
 pub mod worker;

@@ -12,7 +12,7 @@ use queuebox_core::{
     message::State,
     ports::{Ledger, Scope, outbox::PruneRule},
 };
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -54,6 +54,8 @@ pub struct Retention {
     pub ids: Arc<Ids>,
     /// Counts.
     pub observer: Arc<dyn InboxObserver>,
+    /// Why the last clean-up was given up; `None` = it was not.
+    pub failure: watch::Sender<Option<String>>,
     /// Ends it between two batches.
     pub stop: CancellationToken,
 }
@@ -64,13 +66,17 @@ impl Retention {
         while !self.stop.is_cancelled() {
             let began = Instant::now();
             match self.clean().await {
-                Ok(()) => self.observer.observe(&InboxEvent::Cleaned {
-                    table: self.table,
-                    took: began.elapsed(),
-                    ended_at_us: self.ids.now_us(),
-                }),
+                Ok(()) => {
+                    self.failure.send_replace(None);
+                    self.observer.observe(&InboxEvent::Cleaned {
+                        table: self.table,
+                        took: began.elapsed(),
+                        ended_at_us: self.ids.now_us(),
+                    });
+                }
                 Err(fault) => {
-                    tracing::warn!(%fault, table = ?self.table, "a clean-up was given up; the next one comes in time")
+                    self.failure.send_replace(Some(fault.to_string()));
+                    tracing::warn!(%fault, table = ?self.table, "a clean-up was given up; the next one comes in time");
                 }
             }
             self.rest(self.keep.cleanup_interval).await;

@@ -199,6 +199,7 @@ fn start(store: &Arc<dyn Store>, shipping: &Arc<Shipping>) -> anyhow::Result<Wor
         forward: None,
         admissions: AdmissionLimits::default(),
         retention: Vec::new(),
+        tracer: None,
     };
     let metrics = Arc::new(Metrics::new("lab")?);
     Ok(Worker::start(config, store.clone(), metrics, queuebox_engine::worker::keeper::fresh_seed()))

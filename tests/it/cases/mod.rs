@@ -5,6 +5,7 @@ mod d03_graceful_stop;
 mod d04_skipped_rows;
 mod d05_overtaking;
 mod d09_database_away;
+mod d19_slow_endpoint;
 mod d21_equal_keys;
 mod d23_nul_and_surrogates;
 mod d23_unstorable_text;

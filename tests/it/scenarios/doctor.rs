@@ -3,7 +3,7 @@
 use queuebox_testkit as testkit;
 use serde_json::{Value, json};
 
-use crate::support::{Kind, PATIENCE, World, on_every_database, on_postgres, text};
+use crate::support::{Db, Kind, PATIENCE, World, on_every_database, text};
 
 async fn examine(world: &World) -> (Option<i32>, Vec<Value>) {
     let folder = world.write_manifests(1, 2);
@@ -49,22 +49,130 @@ async fn doctor_names_what_is_missing(kind: Kind) {
 on_every_database!(doctor_finds_nothing_wrong_with_a_new_database, doctor_names_what_is_missing);
 
 /// What a PostgreSQL server can have in the way.
-async fn doctor_examines_the_server(kind: Kind) {
-    assert_eq!(kind, Kind::Postgres);
-    let world = World::on(kind).await;
-    world.migrate().await;
-    let filler =
-        "INSERT INTO outbox (topic, payload, state) SELECT 't', '{}', 'pending' FROM generate_series(1, 20000)";
-    world.db.execute(filler).await;
-    world.db.execute("DROP INDEX idx_outbox_pending").await;
-    world.db.execute("DROP INDEX idx_outbox_key").await;
-    world.db.execute("ANALYZE outbox").await;
-    let (status, findings) = examine(&world).await;
-    assert_eq!((status, level(&findings, "plans")), (Some(0), "warning"), "{findings:?}");
-    for check in ["pooler", "rights", "writes", "isolation", "clocks", "connections", "transactions", "indexes"] {
-        assert_eq!(level(&findings, check), "ok", "{check}: {findings:?}");
-    }
-    world.finish().await;
-}
+mod doctor_examines_the_server {
+    use super::*;
 
-on_postgres!(doctor_examines_the_server);
+    #[tokio::test]
+    async fn plans() {
+        let world = World::on(Kind::Postgres).await;
+        world.migrate().await;
+        let filler =
+            "INSERT INTO outbox (topic, payload, state) SELECT 't', '{}', 'pending' FROM generate_series(1, 20000)";
+        world.db.execute(filler).await;
+        world.db.execute("DROP INDEX idx_outbox_pending").await;
+        world.db.execute("DROP INDEX idx_outbox_key").await;
+        world.db.execute("ANALYZE outbox").await;
+        let (status, findings) = examine(&world).await;
+        assert_eq!((status, level(&findings, "plans")), (Some(0), "warning"), "{findings:?}");
+        for check in ["pooler", "rights", "writes", "isolation", "clocks", "connections", "transactions", "indexes"] {
+            assert_eq!(level(&findings, check), "ok", "{check}: {findings:?}");
+        }
+        world.finish().await;
+    }
+
+    /// One thing after another, each told with what mends it, and nothing else told.
+    #[tokio::test]
+    async fn settings() {
+        // A server of its own: one of the findings is about all of it.
+        let server = testkit::private_postgres().await;
+        let name = server.fresh_database_name().await;
+        let folder = tempfile::Builder::new().prefix("queuebox-world-").tempdir().unwrap();
+        let world = World::with(Db::postgres(server.url_of(&name)).await, folder).await;
+        world.migrate().await;
+        for (check, what, broken, mended) in [
+            (
+                "autovacuum",
+                "warning",
+                "ALTER TABLE outbox SET (autovacuum_enabled = false)".to_owned(),
+                "ALTER TABLE outbox RESET (autovacuum_enabled)".to_owned(),
+            ),
+            (
+                "indexes",
+                "warning",
+                "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'idx_outbox_parent'::regclass".to_owned(),
+                "UPDATE pg_index SET indisvalid = true WHERE indexrelid = 'idx_outbox_parent'::regclass".to_owned(),
+            ),
+            (
+                "replication slots",
+                "warning",
+                "SELECT pg_create_physical_replication_slot('queuebox_old')".to_owned(),
+                "SELECT pg_drop_replication_slot('queuebox_old')".to_owned(),
+            ),
+            (
+                "features",
+                "warning",
+                "ALTER TABLE inbox RENAME COLUMN trace_parent TO elsewhere".to_owned(),
+                "ALTER TABLE inbox RENAME COLUMN elsewhere TO trace_parent".to_owned(),
+            ),
+            (
+                "writes",
+                "error",
+                format!("ALTER DATABASE {name} SET default_transaction_read_only = on"),
+                format!(
+                    "SET default_transaction_read_only = off; ALTER DATABASE {name} RESET default_transaction_read_only"
+                ),
+            ),
+        ] {
+            world.db.execute(&broken).await;
+            let (status, findings) = examine(&world).await;
+            assert_eq!(status, Some(i32::from(what == "error")), "{check}: {findings:?}");
+            let told: Vec<&str> = findings
+                .iter()
+                .filter(|finding| text(finding, "level") != "ok")
+                .map(|finding| text(finding, "check"))
+                .collect();
+            assert_eq!(told, [check], "{findings:?}");
+            assert_eq!(level(&findings, check), what, "{findings:?}");
+            let fix = findings.iter().find(|finding| text(finding, "check") == check).unwrap()["fix"].as_str();
+            assert!(check == "features" || fix.is_some_and(|fix| !fix.is_empty()), "{findings:?}");
+            world.db.execute(&mended).await;
+        }
+        let world = world.relay(json!({ "database": { "poolSize": 250 } }));
+        let (status, findings) = examine(&world).await;
+        assert_eq!((status, level(&findings, "connections")), (Some(0), "warning"), "{findings:?}");
+        world.finish().await;
+    }
+
+    /// A role that may not do everything, and the statements that mend it.
+    #[tokio::test]
+    async fn rights() {
+        let server = testkit::postgres().await;
+        let name = server.fresh_database_name().await;
+        let folder = tempfile::Builder::new().prefix("queuebox-world-").tempdir().unwrap();
+        let world = World::with(Db::postgres(server.url_of(&name)).await, folder).await;
+        world.migrate().await;
+        let role = format!("examined_{}", uuid::Uuid::new_v4().simple());
+        world.db.execute(&format!("CREATE ROLE {role} LOGIN PASSWORD 'w'")).await;
+        let folder = world.write_manifests(1, 2);
+        let url = server.url_of(&name);
+        let (head, tail) = (url.find("://").unwrap() + 3, url.find('@').unwrap());
+        let url = format!("{}{role}:w{}", &url[..head], &url[tail..]);
+        let grants = world.program(&["migrate", "--print-grants", &role, "-f", folder.to_str().unwrap()]);
+        let (status, grants, log) = grants.run(PATIENCE).await;
+        assert!(status.success(), "{log}");
+        let world = world.env("DATABASE_URL", &url);
+        // It sees the tables and may do nothing with them.
+        world.db.execute(&format!("GRANT USAGE ON SCHEMA public TO {role}")).await;
+        let (status, findings) = examine(&world).await;
+        assert_eq!((status, level(&findings, "rights")), (Some(1), "error"), "{findings:?}");
+        world.db.execute(&grants).await;
+        let (status, findings) = examine(&world).await;
+        assert_eq!((status, level(&findings, "rights")), (Some(0), "ok"), "{findings:?}");
+        world.db.execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
+        world.finish().await;
+    }
+
+    #[tokio::test]
+    async fn write_lock_of_sqlite() {
+        let world = World::on(Kind::Sqlite).await;
+        world.migrate().await;
+        let world = world.relay(json!({ "database": { "sqlite": { "busyTimeout": "200ms" } } }));
+        let writer = world.db.begin().await;
+        let (status, findings) = examine(&world).await;
+        assert_eq!((status, level(&findings, "write lock")), (Some(1), "error"), "{findings:?}");
+        writer.rollback().await;
+        let (status, findings) = examine(&world).await;
+        assert_eq!((status, level(&findings, "write lock")), (Some(0), "ok"), "{findings:?}");
+        world.finish().await;
+    }
+}

@@ -61,6 +61,25 @@ async fn missing_outbox_sequence_column(kind: Kind) {
     is_mended(world, "place").await;
 }
 
+async fn missing_inbox_headers_column(kind: Kind) {
+    let columns = json!({ "inbox": { "headers": "envelope" } });
+    let database = json!({ "migrate": "Off", "inboxTableName": "mail", "columnMapping": columns });
+    let statements = ["ALTER TABLE inbox RENAME TO mail", "ALTER TABLE mail DROP COLUMN headers"];
+    let world = custom(kind, database, &statements).await.source("hooks", json!({}));
+    let said = refused(&world).await;
+    assert!(said.contains("mail") && said.contains("envelope"), "{said}");
+    for statement in printed(&said) {
+        world.db.execute(&statement).await;
+    }
+    let worker = world.start().await;
+    worker.post_with("hooks", &[("x-tenant", "a")], r#"{"id":1}"#).await.accepted();
+    world.receiver.wait_for(1, PATIENCE).await;
+    // The test's helpers know JSON by the usual names of its columns.
+    let row = world.db.row("SELECT envelope AS headers FROM mail").await;
+    assert_eq!(text(&row["headers"], "x-tenant"), "a");
+    world.finish().await;
+}
+
 /// `queuebox migrate` with these arguments behind the manifests: exit code and everything it said.
 async fn migrate(world: &World, arguments: &[&str]) -> (ExitStatus, String) {
     let folder = world.write_manifests(1, 2);
@@ -204,5 +223,5 @@ async fn classic_history_is_adopted(kind: Kind) {
     world.finish().await;
 }
 
-on_every_database!(missing_outbox_sequence_column);
+on_every_database!(missing_inbox_headers_column, missing_outbox_sequence_column);
 on_postgres!(classic_history_is_adopted);

@@ -16,7 +16,7 @@ pub async fn refused(world: &World) -> String {
 }
 
 /// A world whose database is behind a proxy, and the proxy.
-async fn behind_a_proxy() -> (World, Proxy) {
+pub async fn behind_a_proxy() -> (World, Proxy) {
     let server = testkit::postgres().await;
     let name = server.fresh_database_name().await;
     let proxy = Proxy::to(server.port()).await;

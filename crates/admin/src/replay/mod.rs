@@ -20,7 +20,7 @@ pub use self::{
     cursor::Cursor,
     entry::{Entry, Item, Page, list, show},
     request::{Filter, Request, Verb},
-    walk::{Caller, DryRun, Outcome, discard, replay},
+    walk::{Caller, DryRun, Outcome, Progress, discard, replay},
 };
 
 /// Rows of a page of a walk, and ids of one statement (contract 11, rule 5).

@@ -39,8 +39,8 @@ async fn outcome(
     let request = request(table, verb, &fields).unwrap();
     let caller = Caller("test".to_owned());
     match verb {
-        Verb::Discard => discard(memory, routes, table, &request, &caller).await,
-        _ => replay(memory, routes, table, &request, &caller).await,
+        Verb::Discard => discard(memory, routes, table, &request, &caller, &|_| {}).await,
+        _ => replay(memory, routes, table, &request, &caller, &|_| {}).await,
     }
 }
 

@@ -28,6 +28,9 @@ const SAMPLE: usize = 10;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller(pub String);
 
+/// Is told how many rows were done so far, or found by a dry run.
+pub type Progress<'a> = &'a (dyn Fn(u64) + Send + Sync);
+
 /// What a dry run found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DryRun {
@@ -77,8 +80,9 @@ pub async fn replay(
     table: Scope,
     request: &Request,
     caller: &Caller,
+    progress: Progress<'_>,
 ) -> Result<Outcome, RequestError> {
-    Walk::new(ledger, routes, table, request, Verb::Replay).run(caller).await
+    Walk::new(ledger, routes, table, request, Verb::Replay).run(caller, progress).await
 }
 
 /// Deletes dead rows, as [`replay`] moves them.
@@ -91,8 +95,9 @@ pub async fn discard(
     table: Scope,
     request: &Request,
     caller: &Caller,
+    progress: Progress<'_>,
 ) -> Result<Outcome, RequestError> {
-    Walk::new(ledger, routes, table, request, Verb::Discard).run(caller).await
+    Walk::new(ledger, routes, table, request, Verb::Discard).run(caller, progress).await
 }
 
 /// A count of different keys that needs eight bytes for each, however long they are.
@@ -124,7 +129,7 @@ impl<'a> Walk<'a> {
         Self { ledger, matcher, table, request, verb, states, left_rejected: 0 }
     }
 
-    async fn run(mut self, caller: &Caller) -> Result<Outcome, RequestError> {
+    async fn run(mut self, caller: &Caller, progress: Progress<'_>) -> Result<Outcome, RequestError> {
         if !self.request.filter.is_given() {
             return Err(RequestError::NoFilter(self.verb));
         }
@@ -132,9 +137,9 @@ impl<'a> Walk<'a> {
         let mut outcome = Outcome { verb: self.verb, done: 0, dry_run: None, left_rejected: 0 };
         if !self.states.is_empty() {
             let result = if self.request.dry_run {
-                self.count().await.map(|found| outcome.dry_run = Some(found))
+                self.count(progress).await.map(|found| outcome.dry_run = Some(found))
             } else {
-                self.act(&mut journal.done).await
+                self.act(&mut journal.done, progress).await
             };
             result.map_err(|fault| RequestError::Database { done: journal.done, fault })?;
         }
@@ -158,7 +163,7 @@ impl<'a> Walk<'a> {
         self.request.limit.unwrap_or(u64::MAX)
     }
 
-    async fn act(&mut self, done: &mut u64) -> Result<(), Fault> {
+    async fn act(&mut self, done: &mut u64, progress: Progress<'_>) -> Result<(), Fault> {
         let (mut pages, limit) = (self.pages().await?, self.limit());
         while let Some(rows) = self.next(&mut pages).await? {
             let mut rest = rows.as_slice();
@@ -172,6 +177,7 @@ impl<'a> Walk<'a> {
                     _ => self.ledger.requeue(self.table, &ids, &self.states).await?,
                 };
                 *done += went.len() as u64;
+                progress(*done);
             }
             if *done >= limit {
                 break;
@@ -180,10 +186,11 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    async fn count(&mut self) -> Result<DryRun, Fault> {
+    async fn count(&mut self, progress: Progress<'_>) -> Result<DryRun, Fault> {
         let (mut pages, limit) = (self.pages().await?, self.limit());
         let (mut found, mut keys) = (DryRun::default(), Keys::default());
         'pages: while let Some(rows) = self.next(&mut pages).await? {
+            progress(found.matched);
             for row in rows {
                 if found.matched >= limit {
                     break 'pages;

@@ -97,9 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_never_prints_its_value() {
-        assert_eq!(format!("{:?}", Secret::fixed("canary-7731")), "Secret(***)");
-        assert_eq!(format!("{:?}", Secret::fixed("")), "Secret(empty)");
+    fn a_login_never_prints_its_secret() {
         assert!(!format!("{:?}", Login::Token(Secret::fixed("canary-7731"))).contains("canary"));
     }
 }

@@ -113,9 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_never_prints_its_value() {
-        assert_eq!(format!("{:?}", Secret::fixed("canary-7731")), "Secret(***)");
-        assert_eq!(format!("{:?}", Secret::fixed("")), "Secret(empty)");
+    fn a_secret_url_never_prints() {
         let url = BrokerUrl::Secret(Secret::fixed("amqp://u:canary-7731@h"));
         assert!(!format!("{url:?}").contains("canary"));
     }

@@ -25,6 +25,16 @@ pub enum SourceKind {
 }
 
 impl SourceKind {
+    /// As in manifests.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::RabbitMq => "rabbitmq",
+            Self::Kafka => "kafka",
+            Self::Nats => "nats",
+        }
+    }
+
     /// Is it a broker? Then there is nobody to answer: a message that cannot be used becomes a dead row.
     pub fn is_broker(self) -> bool {
         self != Self::Http

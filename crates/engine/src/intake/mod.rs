@@ -38,6 +38,7 @@ use crate::{
     attributes::{Reader, Warnings},
     ids::Ids,
     inbox_observer::{InboxEvent, InboxObserver, Rejection},
+    spans::{self, Begin, Span, Step, Tracer},
 };
 
 /// So many messages of a batch are read and transformed at the same time.
@@ -64,6 +65,8 @@ pub struct IntakeParts {
     pub ids: Arc<Ids>,
     /// Counts.
     pub observer: Arc<dyn InboxObserver>,
+    /// Where spans go.
+    pub tracer: Tracer,
     /// When it is cancelled, a store that fails is not tried again.
     pub stop: CancellationToken,
 }
@@ -106,6 +109,26 @@ impl SourceIntake {
             prepared.push(self.prepare(received).await);
         }
         prepared
+    }
+
+    /// Begins the spans of rows; what is stored with a row is the context of its receipt.
+    fn spans(&self, rows: &mut [NewInboxRow], began_at_us: Option<i64>) -> Vec<Box<dyn Span>> {
+        let Some(tracer) = &self.parts.tracer else { return Vec::new() };
+        let begin = |row: &mut NewInboxRow| {
+            let span = tracer.begin(Begin {
+                step: Step::Receive,
+                peer: &self.config.name,
+                kind: self.config.kind.as_str(),
+                parent: row.trace_parent.as_deref(),
+                message_id: row.id,
+                topic: row.topic.as_deref(),
+                attempt: 0,
+                began_at_us,
+            });
+            row.trace_parent = Some(span.context());
+            span
+        };
+        rows.iter_mut().map(begin).collect()
     }
 
     fn count(&self, event: &InboxEvent<'_>) {
@@ -259,9 +282,19 @@ fn rejection_of(error: &str) -> InboxEvent<'static> {
     InboxEvent::Rejected(if is_transform { Rejection::TransformFailed } else { Rejection::ExtractionFailed })
 }
 
+/// Why a message was not taken.
+fn failure(admission: &Admission) -> Option<&str> {
+    match admission {
+        Admission::Failed(fault) => Some(&fault.detail),
+        Admission::Refused { reason, .. } => Some(reason),
+        Admission::Stored(_) | Admission::Duplicate | Admission::Filtered => None,
+    }
+}
+
 #[async_trait]
 impl Intake for SourceIntake {
     async fn admit(&self, batch: Vec<Received>) -> Vec<Admission> {
+        let began_at_us = self.parts.tracer.as_ref().map(|_| self.parts.ids.now_us());
         let prepared = self.prepare_all(batch).await;
         let mut rows = Vec::with_capacity(prepared.len());
         let mut answers = Vec::with_capacity(prepared.len());
@@ -274,7 +307,12 @@ impl Intake for SourceIntake {
                 }
             }
         }
-        let mut stored = self.store(rows).await.into_iter();
+        let spans = self.spans(&mut rows, began_at_us);
+        let stored = self.store(rows).await;
+        for (span, admission) in spans.into_iter().zip(&stored) {
+            spans::end(Some(span), failure(admission));
+        }
+        let mut stored = stored.into_iter();
         answers.into_iter().filter_map(|answer| answer.or_else(|| stored.next())).collect()
     }
 }

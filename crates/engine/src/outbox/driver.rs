@@ -21,10 +21,14 @@ use tokio::{
 
 use super::{
     publish::{Command, Event, Job, Publisher},
-    tail::{Delivery, Ending, Tail},
     window::{Asked, DestinationState, Note, Published, Start, Startable, Window},
 };
-use crate::{config::RelayConfig, metrics::Metrics};
+use crate::{
+    config::RelayConfig,
+    metrics::Metrics,
+    spans::Tracer,
+    tail::{Outcome, Status, Tail},
+};
 
 /// First pause after a poll that found nothing; doubles up to the poll interval.
 const PAUSE_FIRST: Duration = Duration::from_millis(2);
@@ -103,6 +107,10 @@ pub struct Parts {
     pub store: Arc<dyn Store>,
     /// Counts.
     pub metrics: Arc<Metrics>,
+    /// Told of outcomes.
+    pub tail: Tail,
+    /// Where spans go.
+    pub tracer: Tracer,
     /// From the keeper.
     pub orders: mpsc::UnboundedReceiver<Order>,
     /// To the keeper.
@@ -113,8 +121,6 @@ pub struct Parts {
     pub nudge: Arc<tokio::sync::Notify>,
     /// For status and readiness.
     pub state: watch::Sender<DriverState>,
-    /// For whoever follows deliveries.
-    pub tail: Tail,
     /// Seed of the jitter.
     pub seed: u64,
 }
@@ -148,6 +154,8 @@ pub struct Driver {
     idle_written: bool,
     idle_wanted: bool,
     stopping: Option<(Instant, oneshot::Sender<LaneSet>)>,
+    /// Topics and keys of publishes that ended since the last notes, while somebody follows.
+    told: HashMap<Uuid, (String, Option<String>)>,
     last_state: Instant,
 }
 
@@ -161,15 +169,18 @@ impl Driver {
         let publishers = parts
             .config
             .destinations
-            .values()
+            .iter()
             .enumerate()
-            .map(|(index, destination)| {
+            .map(|(index, (name, destination))| {
                 let (commands, inbox) = mpsc::unbounded_channel();
                 let publisher = Publisher {
                     index,
+                    name: name.clone(),
                     port: destination.port.clone(),
                     transform: destination.transform.clone(),
                     metrics: parts.metrics.clone(),
+                    tracer: parts.tracer.clone(),
+                    tail: parts.tail.clone(),
                 };
                 tokio::spawn(publisher.run(inbox, events_out.clone()));
                 commands
@@ -193,6 +204,7 @@ impl Driver {
             idle_written: false,
             idle_wanted: false,
             stopping: None,
+            told: HashMap::new(),
             last_state: now,
             parts,
         }
@@ -465,12 +477,15 @@ impl Driver {
     fn heed(&mut self, event: Event, now: Instant) {
         match event {
             Event::Published { epoch, .. } if epoch != self.epoch => {}
-            Event::Published { destination, id, result, .. } => {
+            Event::Published { destination, id, result, told, .. } => {
                 let Some(read_at) = self.window.read_at(id) else { return };
                 let metrics = &self.parts.metrics;
                 metrics.processing.observe((now - read_at).as_secs_f64());
                 let outcome = if matches!(result, Published::Done) { "success" } else { "failure" };
                 metrics.destination_messages.with_label_values(&[self.window.name(destination), outcome]).inc();
+                if let Some(told) = told {
+                    self.told.insert(id, *told);
+                }
                 self.window.published(id, result, now);
                 self.pause = PAUSE_FIRST;
             }
@@ -521,6 +536,7 @@ impl Driver {
             for note in notes {
                 self.note(note, wall_us, now);
             }
+            self.told.clear();
         }
         if now >= self.last_state + Duration::from_millis(200) {
             self.last_state = now;
@@ -537,14 +553,10 @@ impl Driver {
                 // The wall clock may differ from the database's; a latency is a figure for people, not a decision.
                 #[allow(clippy::cast_precision_loss)]
                 let latency = (wall_us - created_at_us).max(0) as f64 / 1e6;
-                self.parts.tail.tell(|| Delivery {
-                    id,
-                    destination: name.to_owned(),
-                    ending: Ending::Sent { latency_seconds: latency },
-                });
                 metrics.latency.with_label_values(&[name]).observe(latency);
                 metrics.destination_up.with_label_values(&[name]).set(1);
                 tracing::debug!(message_id = %id, destination = name, "Delivered.");
+                self.show(Status::Sent, id, Some(destination), None, wall_us);
             }
             Note::Failed { destination, id, attempt, error } => {
                 metrics.outbox_messages.with_label_values(&["failed"]).inc();
@@ -553,19 +565,25 @@ impl Driver {
                     metrics.destination_up.with_label_values(&[name]).set(0);
                 }
                 tracing::info!(message_id = %id, destination = name, attempt, "Delivery failed, will be tried again: {error}");
-                let ending = Ending::Failed { attempt, error };
-                self.parts.tail.tell(|| Delivery { id, destination: name.to_owned(), ending });
+                self.show(Status::Failed, id, destination, Some(error), wall_us);
             }
             Note::Dead { destination, id, error } => {
                 metrics.outbox_messages.with_label_values(&["dead"]).inc();
                 let name = destination.map_or("", |destination| self.window.name(destination));
                 tracing::warn!(message_id = %id, destination = name, "The message is dead: {error}");
-                let ending = Ending::Dead { error };
-                self.parts.tail.tell(|| Delivery { id, destination: name.to_owned(), ending });
+                self.show(Status::Dead, id, destination, Some(error), wall_us);
             }
-            Note::Expanded { id, children } => {
+            Note::Expanded { id, topic, key, children } => {
                 metrics.outbox_messages.with_label_values(&["expanded"]).inc();
                 tracing::debug!(message_id = %id, children, "Expanded into one row per destination.");
+                // The parent is not in memory any more.
+                if self.parts.tail.is_watched() {
+                    self.parts.tail.tell(Outcome {
+                        topic: Some(topic),
+                        key,
+                        ..self.outcome(Status::Expanded, id, None, None, wall_us)
+                    });
+                }
             }
             Note::GateClosed { destination, reason } => {
                 let name = self.window.name(destination);
@@ -590,6 +608,41 @@ impl Driver {
                  destinations back, or discard dead traffic."
             ),
             Note::LaneTrusted { lane } => tracing::debug!(lane, "The lane is at full speed again."),
+        }
+    }
+
+    /// Tells those who watch.
+    fn show(&self, status: Status, id: Uuid, destination: Option<usize>, error: Option<String>, wall_us: i64) {
+        if self.parts.tail.is_watched() {
+            self.parts.tail.tell(self.outcome(status, id, destination, error, wall_us));
+        }
+    }
+
+    fn outcome(
+        &self,
+        status: Status,
+        message_id: Uuid,
+        destination: Option<usize>,
+        error: Option<String>,
+        at_us: i64,
+    ) -> Outcome {
+        let row = self.window.row(message_id);
+        // What was published has its contents in its publish; what never was still has them in memory.
+        let (topic, key) = match (self.told.get(&message_id), row) {
+            (Some((topic, key)), _) => (Some(topic.clone()), key.clone()),
+            (None, Some(row)) if !row.topic.is_empty() => (Some(row.topic.clone()), row.key.clone()),
+            (None, _) => (None, None),
+        };
+        Outcome {
+            at_us,
+            status,
+            message_id,
+            topic,
+            key,
+            destination: destination.map(|destination| self.window.name(destination).to_owned()),
+            attempt: row.map_or(0, |row| row.attempt),
+            created_at_us: row.map(|row| row.created_at_us),
+            error,
         }
     }
 

@@ -7,7 +7,6 @@ mod gate;
 mod per_minute;
 mod publish;
 mod routing;
-pub mod tail;
 mod window;
 
 pub use window::{DestinationState, Startable};

@@ -19,6 +19,8 @@ use tokio::{sync::mpsc, time::Instant};
 use super::{routing::DestinationIndex, window::Published};
 use crate::{
     metrics::Metrics,
+    spans::{self, Begin, Span, Step, Tracer},
+    tail::Tail,
     transform::{self, Staged, Transform},
 };
 
@@ -48,6 +50,9 @@ pub struct Job {
     pub epoch: u64,
 }
 
+/// Topic and key of a row that somebody may want to see.
+pub type Told = Option<Box<(String, Option<String>)>>;
+
 /// What a destination reports.
 #[derive(Debug)]
 pub enum Event {
@@ -61,6 +66,8 @@ pub enum Event {
         epoch: u64,
         /// How.
         result: Published,
+        /// Topic and key, while somebody follows: the window has given them away.
+        told: Told,
     },
     /// A probe ended.
     Probed {
@@ -75,12 +82,18 @@ pub enum Event {
 pub struct Publisher {
     /// Its index.
     pub index: DestinationIndex,
+    /// Its name.
+    pub name: String,
     /// The connector.
     pub port: Arc<dyn Destination>,
     /// Runs after the route's.
     pub transform: Option<Arc<Transform>>,
     /// Counts and times publishes.
     pub metrics: Arc<Metrics>,
+    /// Where spans go.
+    pub tracer: Tracer,
+    /// Told of outcomes.
+    pub tail: Tail,
 }
 
 impl Publisher {
@@ -103,8 +116,8 @@ impl Publisher {
                         }
                     }
                 }
-                Some((id, epoch, result)) = publishes.next(), if !publishes.is_empty() => {
-                    let _ = events.send(Event::Published { destination: self.index, id, epoch, result });
+                Some((id, epoch, result, told)) = publishes.next(), if !publishes.is_empty() => {
+                    let _ = events.send(Event::Published { destination: self.index, id, epoch, result, told });
                 }
                 Some(result) = probe.next(), if !probe.is_empty() => {
                     let result = result.map_err(|fault| fault.detail);
@@ -114,8 +127,10 @@ impl Publisher {
         }
     }
 
-    async fn publish(&self, job: Box<Job>) -> (Uuid, u64, Published) {
+    async fn publish(&self, mut job: Box<Job>) -> (Uuid, u64, Published, Told) {
         let (id, epoch) = (job.row.id, job.epoch);
+        let told = self.tail.is_watched().then(|| Box::new((job.row.topic.clone(), job.row.key.clone())));
+        let span = self.span(&mut job.row);
         let result = match self.prepare(*job).await {
             Err(published) => published,
             Ok(delivery) => {
@@ -131,7 +146,26 @@ impl Publisher {
                 }
             }
         };
-        (id, epoch, result)
+        spans::end(span, failure(&result));
+        (id, epoch, result, told)
+    }
+
+    /// Begins the span of an attempt, whose context goes out with the message.
+    fn span(&self, row: &mut OutboxRow) -> Option<Box<dyn Span>> {
+        let tracer = self.tracer.as_ref()?;
+        let before = row.trace_parent.take().or_else(|| trace_header(&row.headers));
+        let span = tracer.begin(Begin {
+            step: Step::Deliver,
+            peer: &self.name,
+            kind: self.port.kind(),
+            parent: before.as_deref(),
+            message_id: row.id,
+            topic: Some(&row.topic),
+            attempt: row.attempt,
+            began_at_us: None,
+        });
+        row.trace_parent = Some(span.context());
+        Some(span)
     }
 
     async fn prepare(&self, job: Job) -> Result<Delivery, Published> {
@@ -182,6 +216,21 @@ impl Publisher {
             }
         }
     }
+}
+
+/// Why a publish did not do what it was for.
+fn failure(result: &Published) -> Option<&str> {
+    match result {
+        Published::Done => None,
+        Published::Failed(fault) => Some(&fault.detail),
+        Published::TransformDead(why) => Some(why),
+    }
+}
+
+/// The trace context of a row that carries it among its headers (contract 7.4).
+fn trace_header(stored: &str) -> Option<String> {
+    let headers = parse_headers(stored).ok()?;
+    headers::last(&headers, "traceparent").map(str::to_owned)
 }
 
 /// Class of the status that an HTTP receiver answered with; `None` without an answer. Only 2xx completes, and the code of any

@@ -106,7 +106,7 @@ pub enum Note {
     /// A row was delivered. Microseconds since 1970 of its creation.
     Sent { destination: DestinationIndex, id: Uuid, created_at_us: i64 },
     /// A parent was expanded.
-    Expanded { id: Uuid, children: usize },
+    Expanded { id: Uuid, topic: String, key: Option<String>, children: usize },
     /// The gate of a destination closed or opened.
     GateClosed { destination: DestinationIndex, reason: String },
     /// See `GateClosed`.
@@ -1546,7 +1546,12 @@ impl Window {
                 self.remove(id);
                 continue;
             }
-            self.notes.push(Note::Expanded { id, children: expansion.children.len() });
+            self.notes.push(Note::Expanded {
+                id,
+                topic: parent.topic.clone(),
+                key: parent.key.clone(),
+                children: expansion.children.len(),
+            });
             self.count_careful(parent.lane);
             self.remove(id);
             for child in expansion.children {
@@ -1893,6 +1898,11 @@ impl Window {
     /// Rows of the last minute that no route took.
     pub fn no_route_per_minute(&mut self, now: Instant) -> u64 {
         self.no_route.sum(now)
+    }
+
+    /// A row in memory.
+    pub fn row(&self, id: Uuid) -> Option<&OutboxRow> {
+        self.rows.get(&id).map(|entry| &entry.row)
     }
 
     /// How long ago a row in memory was read.

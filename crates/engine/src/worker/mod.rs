@@ -18,7 +18,7 @@ use std::{sync::Arc, time::Duration};
 
 use queuebox_core::ports::{Intake, Ledger, Scope, Store};
 use tokio::{
-    sync::{Notify, broadcast, mpsc, watch},
+    sync::{Notify, mpsc, watch},
     task::JoinHandle,
     time::Instant,
 };
@@ -32,11 +32,10 @@ use crate::{
     inbox_observer::{InboxEvent, InboxObserver},
     intake::{AdmissionLimits, Admissions, IntakeParts, SourceConfig, SourceIntake},
     metrics::Metrics,
-    outbox::{
-        driver::{self, Driver, DriverState},
-        tail::{Delivery, Tail},
-    },
+    outbox::driver::{self, Driver, DriverState},
     retention::{Retention, TableRetention},
+    spans::Tracer,
+    tail::Tail,
 };
 
 /// What a worker does.
@@ -49,6 +48,8 @@ pub struct WorkerConfig {
     pub admissions: AdmissionLimits,
     /// What is kept of each table; none = everything.
     pub retention: Vec<(Scope, TableRetention)>,
+    /// Where spans go.
+    pub tracer: Tracer,
 }
 
 /// What people see of a worker.
@@ -62,6 +63,8 @@ pub struct WorkerState {
     pub forward: Option<forward::RelayHealth>,
     /// The last count of the backlog.
     pub backlog: upkeep::Backlog,
+    /// Why the last clean-up of a table was given up.
+    pub retention_failures: Vec<String>,
 }
 
 pub use upkeep::Backlog;
@@ -73,15 +76,10 @@ pub struct WorkerView {
     driver: watch::Receiver<DriverState>,
     forward: Option<watch::Receiver<forward::RelayHealth>>,
     backlog: watch::Receiver<upkeep::Backlog>,
-    tail: Tail,
+    retention: Vec<watch::Receiver<Option<String>>>,
 }
 
 impl WorkerView {
-    /// Outcomes of this worker from now on.
-    pub fn follow(&self) -> broadcast::Receiver<Delivery> {
-        self.tail.follow()
-    }
-
     /// A snapshot for health and status.
     pub fn state(&self) -> WorkerState {
         WorkerState {
@@ -89,6 +87,7 @@ impl WorkerView {
             driver: self.driver.borrow().clone(),
             forward: self.forward.as_ref().map(|forward| forward.borrow().clone()),
             backlog: self.backlog.borrow().clone(),
+            retention_failures: self.retention.iter().filter_map(|failure| failure.borrow().clone()).collect(),
         }
     }
 }
@@ -99,6 +98,8 @@ pub struct Worker {
     admissions: Admissions,
     ids: Arc<Ids>,
     metrics: Arc<Metrics>,
+    tail: Tail,
+    tracer: Tracer,
     stop_at: watch::Sender<Option<Instant>>,
     stop_tasks: CancellationToken,
     view: WorkerView,
@@ -126,6 +127,7 @@ impl Worker {
                 forwarded: nudge.clone(),
                 ids: ids.clone(),
                 observer: observer.clone(),
+                tracer: config.tracer.clone(),
                 stop: stop_tasks.clone(),
             };
             forward::Relay::new(forward, parts)
@@ -139,6 +141,7 @@ impl Worker {
             store: store.clone(),
             metrics: metrics.clone(),
             tail: tail.clone(),
+            tracer: config.tracer.clone(),
             seed,
         };
         let (stop_at, stopping) = watch::channel(None);
@@ -155,19 +158,24 @@ impl Worker {
         };
         let mut side_tasks = vec![tokio::spawn(upkeep.run())];
         side_tasks.extend(relay.map(|relay| tokio::spawn(relay.run())));
+        let mut retention = Vec::new();
         for (table, keep) in config.retention {
+            let (failure, seen) = watch::channel(None);
+            retention.push(seen);
             let ledger: Arc<dyn Ledger> = store.clone();
             let (ids, observer, stop) = (ids.clone(), observer.clone(), stop_tasks.clone());
-            side_tasks.push(tokio::spawn(Retention { table, keep, ledger, ids, observer, stop }.run()));
+            side_tasks.push(tokio::spawn(Retention { table, keep, ledger, ids, observer, failure, stop }.run()));
         }
         Self {
             store,
             admissions,
             ids,
             metrics,
+            tail,
+            tracer: config.tracer,
             stop_at,
             stop_tasks,
-            view: WorkerView { keeper: spine.keeper, driver: spine.driver, forward, backlog: backlog_seen, tail },
+            view: WorkerView { keeper: spine.keeper, driver: spine.driver, forward, backlog: backlog_seen, retention },
             main_tasks: spine.tasks,
             side_tasks,
         }
@@ -180,9 +188,15 @@ impl Worker {
             ids: self.ids.clone(),
             admissions: self.admissions.clone(),
             observer,
+            tracer: self.tracer.clone(),
             stop: self.stop_tasks.clone(),
         };
         Arc::new(SourceIntake::new(source, parts))
+    }
+
+    /// What becomes of its messages.
+    pub fn tail(&self) -> Tail {
+        self.tail.clone()
     }
 
     /// The database.
@@ -235,6 +249,7 @@ struct Wiring {
     store: Arc<dyn Store>,
     metrics: Arc<Metrics>,
     tail: Tail,
+    tracer: Tracer,
     seed: u64,
 }
 
@@ -255,12 +270,13 @@ impl Wiring {
             config: self.relay.clone(),
             store: self.store.clone(),
             metrics: self.metrics.clone(),
+            tail: self.tail,
+            tracer: self.tracer,
             orders,
             reports: reports_out,
             lease,
             nudge,
             state: driver_out,
-            tail: self.tail,
             seed: self.seed.wrapping_add(1),
         });
         let keeper_task = Keeper::new(keeper::Parts {

@@ -217,6 +217,7 @@ impl Inbox for FakeInbox {
                 topic: stored.row.topic,
                 headers: stored.row.headers,
                 correlation_id: stored.row.correlation_id,
+                trace_parent: stored.row.trace_parent,
                 crashes: stored.crashes,
             })
             .collect())

@@ -68,6 +68,7 @@ pub fn world(config: SourceConfig) -> World {
         admissions: Admissions::start(inbox.clone(), AdmissionLimits::default(), Arc::new(Notify::new())),
         ids: Arc::new(Ids::new(1, 1_790_000_000_000_000)),
         observer: counted.clone(),
+        tracer: None,
         stop: stop.clone(),
     };
     World { inbox, counted, stop, intake: SourceIntake::new(config, parts) }

@@ -65,6 +65,7 @@ fn start(poll_interval: Duration) -> World {
         forwarded: forwarded.clone(),
         ids: Arc::new(Ids::new(1, 0)),
         observer: counted.clone(),
+        tracer: None,
         stop: stop.clone(),
     };
     let relay = Relay::new(config, parts);

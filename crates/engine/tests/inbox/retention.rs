@@ -13,11 +13,20 @@ use queuebox_engine::{
     ids::Ids,
     retention::{Retention, TableRetention},
 };
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::fake::{Counted, FakeLedger};
 
 fn start(table: Scope, rule: PruneRule, dead_rule: PruneRule) -> (Arc<FakeLedger>, Arc<Counted>, CancellationToken) {
+    let (ledger, counted, _, stop) = start_seen(table, rule, dead_rule);
+    (ledger, counted, stop)
+}
+
+type Started = (Arc<FakeLedger>, Arc<Counted>, watch::Receiver<Option<String>>, CancellationToken);
+
+fn start_seen(table: Scope, rule: PruneRule, dead_rule: PruneRule) -> Started {
+    let (failure, seen) = watch::channel(None);
     let (ledger, counted, stop) =
         (Arc::new(FakeLedger::default()), Arc::new(Counted::default()), CancellationToken::new());
     let retention = Retention {
@@ -26,10 +35,11 @@ fn start(table: Scope, rule: PruneRule, dead_rule: PruneRule) -> (Arc<FakeLedger
         ledger: ledger.clone(),
         ids: Arc::new(Ids::new(1, 0)),
         observer: counted.clone(),
+        failure,
         stop: stop.clone(),
     };
     tokio::spawn(retention.run());
-    (ledger, counted, stop)
+    (ledger, counted, seen, stop)
 }
 
 const WEEK: PruneRule = PruneRule::OlderThan(604_800_000);
@@ -72,9 +82,13 @@ async fn deadlock_victims_try_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_database_that_is_away_is_left_alone_until_the_next_time() {
-    let (ledger, counted, _) = start(Scope::Inbox, WEEK, WEEK);
+    let (ledger, counted, failure, _) = start_seen(Scope::Inbox, WEEK, WEEK);
     ledger.failures.store(1000, Ordering::SeqCst);
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(counted.count("cleaned"), 0);
     assert_eq!(1000 - ledger.failures.load(Ordering::SeqCst), 8);
+    assert!(failure.borrow().is_some(), "health says so");
+    ledger.failures.store(0, Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert_eq!(*failure.borrow(), None, "until it works again");
 }

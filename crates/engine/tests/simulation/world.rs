@@ -255,6 +255,7 @@ fn start(world: &Arc<World>, number: usize, incarnation: u64) -> Process {
         forward: None,
         admissions: AdmissionLimits::default(),
         retention: Vec::new(),
+        tracer: None,
     };
     let worker = Worker::start(config, store, Arc::new(Metrics::new("sim").unwrap()), seed);
     Process { number, worker, dead }

@@ -116,11 +116,7 @@ impl PostgresStore {
 
     fn examine_server(&self, cells: &mut Cells<'_>, findings: &mut Vec<Finding>) -> Result<(), Error> {
         let (version, read_only): (i32, bool) = (cells.next()?, cells.next()?);
-        findings.push(if version >= 140_000 {
-            ok("server", &format!("PostgreSQL {}", version / 10_000))
-        } else {
-            failure("server", format!("PostgreSQL {} is older than 14", version / 10_000), "upgrade the server")
-        });
+        findings.push(server(version));
         findings.push(if read_only {
             failure("writes", "the server is read-only".to_owned(), "connect to the primary")
         } else {
@@ -144,14 +140,7 @@ impl PostgresStore {
             ok("connections", &detail)
         });
         let (oldest_s, autovacuum): (Option<f64>, bool) = (cells.next()?, cells.next()?);
-        let oldest_s = oldest_s.unwrap_or(0.0);
-        findings.push(if oldest_s > 300.0 {
-            let detail =
-                format!("a transaction has been open for {oldest_s:.0} s; what it may still see cannot be cleaned up");
-            warning("transactions", &detail, "look at pg_stat_activity and end it")
-        } else {
-            ok("transactions", "none is open for longer than 5 minutes")
-        });
+        findings.push(transactions(oldest_s.unwrap_or(0.0)));
         findings.push(if autovacuum {
             ok("autovacuum", "on")
         } else {
@@ -219,6 +208,21 @@ fn walks_the_table(plan: &Value) -> bool {
     }
 }
 
+fn server(version: i32) -> Finding {
+    if version >= 140_000 {
+        return ok("server", &format!("PostgreSQL {}", version / 10_000));
+    }
+    failure("server", format!("PostgreSQL {} is older than 14", version / 10_000), "upgrade the server")
+}
+
+fn transactions(oldest_s: f64) -> Finding {
+    if oldest_s <= 300.0 {
+        return ok("transactions", "none is open for longer than 5 minutes");
+    }
+    let detail = format!("a transaction has been open for {oldest_s:.0} s; what it may still see cannot be cleaned up");
+    warning("transactions", &detail, "look at pg_stat_activity and end it")
+}
+
 /// Leases are the database's business alone; the clock of this machine decides about signatures (contract 10.1).
 fn clocks(server_s: f64) -> Finding {
     #[allow(clippy::cast_precision_loss, reason = "milliseconds of this century")]
@@ -254,6 +258,12 @@ mod tests {
         let plan = |kind: &str| json!([{ "Plan": { "Node Type": "Limit", "Plans": [{ "Node Type": "Sort", "Plans": [{ "Node Type": kind }] }] } }]);
         assert!(walks_the_table(&plan("Seq Scan")) && walks_the_table(&plan("Parallel Seq Scan")));
         assert!(!walks_the_table(&plan("Index Scan")) && !walks_the_table(&plan("Bitmap Heap Scan")));
+    }
+
+    #[test]
+    fn an_old_server_and_an_old_transaction_are_told() {
+        assert_eq!((server(140_000).level, server(130_012).level), ("ok", "error"));
+        assert_eq!((transactions(299.0).level, transactions(301.0).level), ("ok", "warning"));
     }
 
     #[test]

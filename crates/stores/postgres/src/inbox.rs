@@ -71,6 +71,8 @@ const WAITING: &str = "
            i.{i.headers}::text AS headers, i.{i.correlation_id},
            i.{i.crashes} AS crashes, --if inbox_crashes
            0 AS crashes, --unless inbox_crashes
+           i.{i.trace_parent} AS trace_parent, --if inbox_trace
+           NULL::text AS trace_parent, --unless inbox_trace
            row_number() OVER () AS ord
       FROM (SELECT i.*
               FROM {inbox} i
@@ -80,11 +82,11 @@ const WAITING: &str = "
                AND i.{i.id} NOT IN (SELECT unnest($5::uuid[]))
              ORDER BY i.{i.scheduled_at}, i.{i.created_at}, i.{i.id} LIMIT $4) i
 )
-SELECT NULL::uuid, NULL::text, NULL::text, NULL::text, NULL::text, NULL::text, NULL::text, NULL::text, NULL::integer, 0::bigint
+SELECT NULL::uuid, NULL::text, NULL::text, NULL::text, NULL::text, NULL::text, NULL::text, NULL::text, NULL::integer, NULL::text, 0::bigint
   FROM fence
 UNION ALL
 SELECT * FROM waiting
-ORDER BY 10";
+ORDER BY 11";
 
 /// The outbox row is made from what the mark returned: a mark that changes nothing makes no row, so a second row with another id
 /// cannot appear. The payload never leaves the server. Rows are inserted in the order given, so `sequence` follows it.
@@ -285,6 +287,7 @@ impl PostgresStore {
                 headers: cells.next()?,
                 correlation_id: cells.next()?,
                 crashes: cells.next()?,
+                trace_parent: cells.next()?,
             });
         }
         Ok(waiting)

@@ -41,7 +41,7 @@ SELECT {i.source}, {i.idempotency_key} FROM {inbox} WHERE {i.source} = ?1 AND {i
 /// its plan), so the index is named where it is there.
 pub(crate) const WAITING: &str = "
 SELECT {i.id}, {i.source}, {i.idempotency_key}, {i.aggregate_id}, {i.event_type}, {i.topic}, {i.headers}, {i.correlation_id},
-       {i.crashes}
+       {i.crashes}, {i.trace_parent}
   FROM {inbox}
        INDEXED BY idx_inbox_push_pending --if push_index
  WHERE {i.consumption} = 'push' AND {i.state} = 'pending' AND {i.scheduled_at} <= ?1
@@ -375,6 +375,7 @@ fn push_row(row: &sqlx::sqlite::SqliteRow) -> Result<PushRow, sqlx::Error> {
         headers: row.try_get(6)?,
         correlation_id: row.try_get(7)?,
         crashes: row.try_get(8)?,
+        trace_parent: row.try_get(9)?,
     })
 }
 

@@ -56,3 +56,46 @@ async fn all_but_the_newest_go() {
     let oldest = h.one("SELECT (max(now() - updated_at) < interval '200 s')::text FROM outbox").await;
     assert_eq!(oldest, "true");
 }
+
+/// A pass over many finished rows reads windows of pages and ranges of an index, never a table as a whole: no statement of it grows with
+/// the table, and none holds anything for long.
+#[tokio::test]
+async fn a_pass_never_scans_a_table_in_one_go() {
+    let h = PostgresHarness::start(Setup::default()).await;
+    h.execute(FILL).await;
+    h.execute(
+        "INSERT INTO inbox (source, idempotency_key, payload, state, created_at) SELECT 's', 'k' || n, '1', 'processed', \
+         now() - CASE WHEN n % 2 = 0 THEN interval '40 days' ELSE interval '1 day' END FROM generate_series(1, 40000) n",
+    )
+    .await;
+    h.execute("VACUUM ANALYZE outbox").await;
+    h.execute("VACUUM ANALYZE inbox").await;
+    let scans = "SELECT sum(seq_scan)::text FROM pg_stat_user_tables WHERE relname IN ('outbox', 'inbox')";
+    let before = h.one(scans).await;
+    let store = h.open();
+    store.check().await.unwrap();
+    let month = PruneRule::OlderThan(30 * 24 * 3_600_000);
+    let old = 40_000 / 50 * 47;
+    assert_eq!(prune(&store, month).await, old);
+    let mut processed = 0;
+    loop {
+        match store.prune(Scope::Inbox, State::Processed, month, 3_000).await.unwrap() {
+            0 => break,
+            some => processed += some,
+        }
+    }
+    assert_eq!(processed, 20_000);
+    store.prune(Scope::Outbox, State::Dead, month, 3_000).await.unwrap();
+    store.prune(Scope::Inbox, State::Dead, month, 3_000).await.unwrap();
+    // The server counts what a connection did when it ends.
+    store.close().await;
+    let deleted = format!(
+        "SELECT (sum(n_tup_del) = {})::text FROM pg_stat_user_tables WHERE relname IN ('outbox', 'inbox')",
+        old + 20_000
+    );
+    queuebox_testkit::eventually("the counts are there", std::time::Duration::from_secs(60), || async {
+        (h.one(&deleted).await == "true").then_some(())
+    })
+    .await;
+    assert_eq!(h.one(scans).await, before);
+}
