@@ -50,7 +50,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            rungs: Rung::USUAL.to_vec(),
+            rungs: Rung::usual().to_vec(),
             messages: 200_000,
             messages_few: 4_000,
             keys: 10_000,

@@ -80,7 +80,7 @@ enum Output {
 /// A server that is missing, or a rung that lost or reordered messages.
 pub async fn run(options: Options) -> anyhow::Result<()> {
     let plan = queuebox_bench::Options {
-        rungs: if options.rungs.is_empty() { Rung::USUAL.to_vec() } else { options.rungs },
+        rungs: if options.rungs.is_empty() { Rung::usual().to_vec() } else { options.rungs },
         messages: options.messages,
         messages_few: options.messages_few,
         keys: options.keys,

@@ -432,7 +432,7 @@ impl Driver {
     fn database_failed(&mut self, fault: &Fault, now: Instant) {
         if fault.is_fenced() {
             tracing::warn!("The lease of this worker is lost: {}", fault.detail);
-            self.lost(now);
+            self.lost();
             let _ = self.parts.reports.send(Report::Fenced);
             return;
         }
@@ -461,7 +461,7 @@ impl Driver {
                 }
             }
             Order::Drain(lanes) => self.window.drain(lanes),
-            Order::Lost => self.lost(now),
+            Order::Lost => self.lost(),
             Order::Recovered => {
                 self.window.lap_now(now);
                 self.hurry(now);
@@ -504,7 +504,7 @@ impl Driver {
     }
 
     /// The registration is gone: nothing that was started under it may be written.
-    fn lost(&mut self, _now: Instant) {
+    fn lost(&mut self) {
         if self.fence.take().is_none() {
             return;
         }
@@ -714,13 +714,4 @@ async fn finish(operation: &mut Option<BoxFuture<'static, Done>>) -> Done {
         Some(operation) => operation.await,
         None => std::future::pending().await,
     }
-}
-
-/// Names of destinations with the reasons why their rows are held.
-pub fn held(state: &DriverState) -> HashMap<String, String> {
-    state
-        .destinations
-        .iter()
-        .filter_map(|destination| destination.held_because.clone().map(|why| (destination.name.clone(), why)))
-        .collect()
 }
