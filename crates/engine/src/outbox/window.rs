@@ -1970,3 +1970,6 @@ fn payload_bytes(payload: &Payload) -> u64 {
 fn micros(us: i64) -> Duration {
     Duration::from_micros(u64::try_from(us).unwrap_or(0))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,216 @@
+//! What a window asks of a table: a row that is read twice costs twice, and no other test would notice.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use queuebox_core::{
+    pattern::Pattern,
+    ports::{Delivery, Destination},
+    retry::RetrySchedule,
+};
+
+use super::*;
+use crate::config::Route;
+
+/// Nothing is published here: the test answers for it.
+struct Nowhere;
+
+#[async_trait]
+impl Destination for Nowhere {
+    fn kind(&self) -> &'static str {
+        "null"
+    }
+
+    async fn publish(&self, _: Delivery) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    async fn probe(&self) -> Result<(), Fault> {
+        Ok(())
+    }
+}
+
+fn relay() -> RelayConfig {
+    let destination = |name: &str, paused| {
+        let schedule = RetrySchedule {
+            initial: Duration::from_secs(1),
+            max: Duration::from_secs(1),
+            retry_after_max: Duration::ZERO,
+        };
+        let config = DestinationConfig {
+            port: Arc::new(Nowhere),
+            paused,
+            max_in_flight: 64,
+            rate: None,
+            schedule,
+            breaker: None,
+            transform: None,
+        };
+        (name.to_owned(), config)
+    };
+    let route = |topic: &str| Route {
+        topics: vec![Pattern::parse(topic).unwrap()],
+        destinations: vec![topic.to_owned()],
+        transform: None,
+        routing_key: None,
+    };
+    RelayConfig {
+        relay_uid: "relay".to_owned(),
+        config_version: "1/same".to_owned(),
+        worker_name: "worker".to_owned(),
+        outbox: OutboxConfig::default(),
+        routes: vec![route("open"), route("paused")],
+        destinations: BTreeMap::from([destination("open", false), destination("paused", true)]),
+        drain_timeout: Duration::from_secs(1),
+    }
+}
+
+/// The pending rows, by sequence, and how often a payload for the open destination was read.
+#[derive(Default)]
+struct Table {
+    pending: BTreeMap<i64, OutboxRow>,
+    loaded: usize,
+}
+
+impl Table {
+    fn insert(&mut self, topic: &str, key: String) {
+        let sequence = i64::try_from(self.pending.len()).unwrap() + 1;
+        let row = OutboxRow {
+            id: Uuid::from_u128(sequence.unsigned_abs().into()),
+            sequence,
+            lane: 0,
+            topic: topic.to_owned(),
+            key: Some(key),
+            destination: None,
+            parent_id: None,
+            payload: Payload::Loaded(Bytes::from_static(b"{}")),
+            headers: "{}".to_owned(),
+            aggregate_type: None,
+            trace_parent: None,
+            attempt: 0,
+            max_attempts: 5,
+            crashes: 0,
+            scheduled_at: 0,
+            due_in_us: 0,
+            created_at_us: 0,
+        };
+        self.pending.insert(sequence, row);
+    }
+
+    fn answer(&mut self, read: &Read) -> Polled {
+        let place = |position: Option<Position>| position.map_or(i64::MIN, |at| at.sequence);
+        let walked = place(read.walk_after);
+        let free = |row: &&OutboxRow| !read.exclude.contains(&row.id);
+        let rows = |limit: u32| usize::try_from(limit).unwrap();
+        let walk = self.pending.values().filter(|row| row.sequence > walked).filter(free).take(rows(read.walk_limit));
+        let mut walk: Vec<OutboxRow> = walk.cloned().collect();
+        for row in &mut walk {
+            if read.omit_topics.contains(&row.topic) {
+                row.payload = Payload::Omitted;
+            }
+        }
+        // Nothing commits late here; a step over everything is asked for with a place.
+        let behind = self.pending.values().filter(|row| {
+            read.lap_after.is_some_and(|after| row.sequence > after.sequence) && row.sequence <= walked
+        });
+        let lap = behind.filter(free).take(rows(read.lap_limit));
+        let lap: Vec<_> = lap.map(|row| OutboxRow { payload: Payload::Omitted, ..row.clone() }).collect();
+        let mut keys = Vec::new();
+        for asked in &read.keys {
+            let of_key = self.pending.values().filter(|row| row.key.as_ref() == Some(&asked.key));
+            keys.extend(of_key.filter(free).take(rows(read.key_limit)).cloned());
+        }
+        let is_loaded = |row: &&OutboxRow| row.topic == "open" && matches!(row.payload, Payload::Loaded(_));
+        self.loaded += walk.iter().chain(&keys).filter(is_loaded).count();
+        Polled {
+            walk_ended: walk.len() < rows(read.walk_limit),
+            lap_ended: lap.len() < rows(read.lap_limit),
+            walk,
+            lap,
+            keys,
+            ..Polled::default()
+        }
+    }
+
+    /// Everything for the open destination is delivered, each message as soon as it starts. Polls until then.
+    fn drain(&mut self) -> usize {
+        let mut now = Instant::now();
+        let mut window = Window::new(&relay(), 64, false, 1, now);
+        window.own(LaneSet::first(64), LaneSet::EMPTY);
+        let mut polls = 0;
+        while self.pending.values().any(|row| row.topic == "open") {
+            polls += 1;
+            assert!(polls < 100_000, "{} rows are left", self.pending.len());
+            now += Duration::from_millis(1);
+            let settles = window.take_settles(2_000);
+            for settle in &settles {
+                self.pending.remove(&settle.position.sequence);
+            }
+            let planned = window.plan_read(false, now);
+            window.settled(settles, &[], false, now);
+            if let Some((read, asked)) = planned {
+                let polled = self.answer(&read);
+                window.absorb(&asked, polled, now);
+            }
+            loop {
+                let starts = window.start(now);
+                if starts.is_empty() {
+                    break;
+                }
+                for start in starts {
+                    window.published(start.row.id, Published::Done, now);
+                }
+            }
+        }
+        polls
+    }
+}
+
+#[test]
+fn beside_a_held_destination_the_rows_of_the_others_are_read_once() {
+    let mut table = Table::default();
+    for number in 0..20_000 {
+        if number % 10 == 0 {
+            table.insert("paused", format!("held-{}", number % 900));
+        } else {
+            table.insert("open", format!("k{}", number % 1_000));
+        }
+    }
+    table.drain();
+    assert_eq!(table.loaded, 18_000);
+}
+
+#[test]
+fn a_hot_key_is_read_about_once_although_the_walk_passes_it() {
+    let mut table = Table::default();
+    for _ in 0..20_000 {
+        table.insert("open", "hot".to_owned());
+    }
+    table.drain();
+    assert!(table.loaded < 22_000, "{} payloads were read for 20,000 messages", table.loaded);
+}
+
+#[test]
+fn keys_behind_a_hot_one_are_reached_while_it_is_worked() {
+    let mut table = Table::default();
+    for _ in 0..50_000 {
+        table.insert("open", "hot".to_owned());
+    }
+    table.insert("paused", "held".to_owned());
+    table.insert("open", "cold".to_owned());
+    let cold = 50_002;
+    let mut now = Instant::now();
+    let mut window = Window::new(&relay(), 64, false, 1, now);
+    window.own(LaneSet::first(64), LaneSet::EMPTY);
+    // The hot key's destination answers nobody: only the walk can get by.
+    let started = (0..2_000).any(|_| {
+        now += Duration::from_millis(1);
+        if let Some((read, asked)) = window.plan_read(false, now) {
+            let polled = table.answer(&read);
+            window.absorb(&asked, polled, now);
+        }
+        window.start(now).iter().any(|start| start.row.sequence == cold)
+    });
+    assert!(started, "the key behind the hot one never started");
+}
