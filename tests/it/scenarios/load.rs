@@ -101,10 +101,18 @@ mod overload_is_refused_not_lost {
         })
         .await;
         assert!(refused.contains(r#"{"error":"Too many bytes in flight"}"#), "{refused}");
-        for n in 0..60 {
-            let said = answer(begin(&worker, "hooks", LENGTH, &body(format!("b{n}"))).await).await;
-            assert!(said.starts_with("HTTP/1.1 503"), "{said}");
-        }
+        let refuse = async |count: u32| {
+            for n in 0..count {
+                let said = answer(begin(&worker, "hooks", LENGTH, &body(format!("b{n}"))).await).await;
+                assert!(said.starts_with("HTTP/1.1 503"), "{said}");
+            }
+        };
+        // What the allocator keeps for the next body depends on which threads served the first ones; after that nothing is added.
+        refuse(60).await;
+        let settled = peak_memory_kb(&worker);
+        refuse(180).await;
+        let added = peak_memory_kb(&worker) - settled;
+        assert!(added < 24 << 10, "{added} kB more after 180 refused bodies of 700 kB");
         held.write_all(&body(held_id.clone())[LENGTH - 1..]).await.unwrap();
         assert!(answer(held).await.starts_with("HTTP/1.1 202"));
         // Room again: what was refused is taken when it is sent again.
@@ -115,7 +123,7 @@ mod overload_is_refused_not_lost {
         .await;
         assert!(again.starts_with("HTTP/1.1 202"), "{again}");
         let grown = peak_memory_kb(&worker) - before;
-        assert!(grown < 24 << 10, "{grown} kB more than before");
+        assert!(grown < 64 << 10, "{grown} kB more than before");
         let rows = world.db.rows("SELECT idempotency_key FROM inbox").await;
         let keys: std::collections::BTreeSet<&str> = rows.iter().map(|row| text(row, "idempotency_key")).collect();
         assert!(keys.contains(held_id.as_str()) && keys.contains("b2") && keys.contains("warm"), "{keys:?}");

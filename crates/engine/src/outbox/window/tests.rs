@@ -13,6 +13,9 @@ use queuebox_core::{
 use super::*;
 use crate::config::Route;
 
+/// Fewer than a poll may read: the destination is what limits.
+const DELIVERED_PER_POLL: usize = 200;
+
 /// Nothing is published here: the test answers for it.
 struct Nowhere;
 
@@ -111,9 +114,10 @@ impl Table {
             }
         }
         // Nothing commits late here; a step over everything is asked for with a place.
-        let behind = self.pending.values().filter(|row| {
-            read.lap_after.is_some_and(|after| row.sequence > after.sequence) && row.sequence <= walked
-        });
+        let behind = self
+            .pending
+            .values()
+            .filter(|row| read.lap_after.is_some_and(|after| row.sequence > after.sequence) && row.sequence <= walked);
         let lap = behind.filter(free).take(rows(read.lap_limit));
         let lap: Vec<_> = lap.map(|row| OutboxRow { payload: Payload::Omitted, ..row.clone() }).collect();
         let mut keys = Vec::new();
@@ -133,12 +137,12 @@ impl Table {
         }
     }
 
-    /// Everything for the open destination is delivered, each message as soon as it starts. Polls until then.
+    /// Polls until everything for the open destination is delivered, which takes longer than to read it.
     fn drain(&mut self) -> usize {
         let mut now = Instant::now();
         let mut window = Window::new(&relay(), 64, false, 1, now);
         window.own(LaneSet::first(64), LaneSet::EMPTY);
-        let mut polls = 0;
+        let (mut polls, mut in_flight) = (0, VecDeque::new());
         while self.pending.values().any(|row| row.topic == "open") {
             polls += 1;
             assert!(polls < 100_000, "{} rows are left", self.pending.len());
@@ -153,14 +157,12 @@ impl Table {
                 let polled = self.answer(&read);
                 window.absorb(&asked, polled, now);
             }
-            loop {
-                let starts = window.start(now);
-                if starts.is_empty() {
-                    break;
-                }
-                for start in starts {
-                    window.published(start.row.id, Published::Done, now);
-                }
+            let mut budget = DELIVERED_PER_POLL;
+            while budget > 0 {
+                in_flight.extend(window.start(now).into_iter().map(|start| start.row.id));
+                let Some(id) = in_flight.pop_front() else { break };
+                window.published(id, Published::Done, now);
+                budget -= 1;
             }
         }
         polls
