@@ -31,6 +31,8 @@ use crate::{
 
 /// Connections of the senders.
 const CONNECTIONS: u64 = 64;
+/// Messages that wait in a queue at most: with more the broker of the tests (1 GB) blocks its publishers.
+const RABBITMQ_WAITING_MAX: u64 = 60_000;
 /// Messages that a broker may hand over at a time.
 const BATCH: u32 = 500;
 
@@ -110,7 +112,8 @@ pub async fn broker(stage: &mut Stage<'_>, rung: Rung, database: &Database) -> a
 async fn receive(stage: &Stage<'_>, rung: Rung, database: &Database, wish: &Wish) -> anyhow::Result<Measured> {
     let plan = Plan::new(wish)?;
     plan.migrate().await?;
-    let count = stage.options.messages;
+    let most = if rung == Rung::InboxRabbitMq { RABBITMQ_WAITING_MAX } else { u64::MAX };
+    let count = stage.options.messages.min(most);
     fill(plan.connector()?, count, stage.options.keys).await?;
 
     let running = plan.start(&Seen::new(0, false)).await?;
