@@ -837,7 +837,7 @@ impl Window {
 
     /// Rows of one unit in memory: enough to keep a hot key going while the next ones are read, and room for others.
     fn unit_cap(&self, slot: usize) -> usize {
-        self.chain_cap(slot) / 4
+        self.ready_cap(slot)
     }
 
     /// Publishes of this worker to a destination: the Relay's limit in the share of the lanes, at least 1.
