@@ -9,6 +9,7 @@ use queuebox_conformance::{
 use queuebox_core::ports::{Source, source::SourceHealth};
 use queuebox_kafka::KafkaSource;
 use queuebox_testkit::unique;
+use tokio::sync::oneshot;
 
 use crate::support::{Direct, body, numbered, source, world};
 
@@ -31,21 +32,26 @@ async fn committed_sum(direct: &Direct, group: &str, topic: &str) -> i64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_come_and_go_under_load() {
     const PARTITIONS: i32 = 6;
-    const RECORDS: usize = 300;
     let direct = world().await.direct();
     let (topic, group) = (direct.new_topic(PARTITIONS, &[]).await, unique("qb-"));
     let intakes: Vec<Arc<FakeIntake>> = (0..3).map(|_| FakeIntake::new()).collect();
     let stored = || intakes.iter().flat_map(|intake| intake.stored()).collect::<HashSet<Vec<u8>>>();
 
     let first = member(&group, &topic, intakes[0].clone()).await;
+    // Records flow until the last member has come or gone, however long a rebalance takes: a member that joins a topic which
+    // is read to its end gets none.
+    let (enough, mut told) = oneshot::channel::<()>();
     let producing = {
         let (direct, topic) = (direct.clone(), topic.clone());
         tokio::spawn(async move {
-            for step in 0..RECORDS / 10 {
-                let records =
-                    (0..PARTITIONS).flat_map(|partition| numbered(partition, step * 10..step * 10 + 10)).collect();
+            let mut each = 0;
+            while told.try_recv().is_err() {
+                let records = (0..PARTITIONS).flat_map(|partition| numbered(partition, each..each + 10)).collect();
                 direct.produce(&topic, records).await;
+                each += 10;
+                tokio::time::sleep(Duration::from_millis(20)).await;
             }
+            each
         })
     };
     let second = member(&group, &topic, intakes[1].clone()).await;
@@ -57,8 +63,8 @@ async fn members_come_and_go_under_load() {
     let first = member(&group, &topic, intakes[0].clone()).await;
     second.stop().await;
     check_committed(&direct, &group, &topic, &intakes).await;
-    producing.await.unwrap();
-    let all = RECORDS * usize::try_from(PARTITIONS).unwrap();
+    enough.send(()).unwrap();
+    let all = producing.await.unwrap() * usize::try_from(PARTITIONS).unwrap();
     until("everything is stored", || async { (stored().len() == all).then_some(()) }).await;
     until("everything is committed", || async {
         (committed_sum(&direct, &group, &topic).await == i64::try_from(all).unwrap()).then_some(())
