@@ -44,6 +44,13 @@ pub struct Settle {
     pub outcome: Outcome,
 }
 
+impl Settle {
+    /// Whether it was delivered.
+    pub fn is_sent(&self) -> bool {
+        self.outcome == Outcome::Sent
+    }
+}
+
 /// The rows of one key, from a sequence on, lowest first. Reads through `(key, sequence)` where pending.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct KeyRead {
@@ -207,6 +214,12 @@ pub enum PruneRule {
 pub trait Outbox: Send + Sync + 'static {
     /// Settles, then reads.
     async fn poll(&self, fence: &Fence, settles: &[Settle], read: Option<&Read>) -> Result<Polled, Fault>;
+
+    /// From how many deliveries on it is worth settling them by a call of [`poll`](Self::poll) of their own while another one reads.
+    /// `None`: never, since this database writes one statement after the other.
+    fn settles_beside(&self) -> Option<usize> {
+        None
+    }
 
     /// Writes rows `processing` with our token, until the end of the worker's own lease (where there are no worker rows: for
     /// `lease_ms`), so that whoever takes the lane over finds them ended. Returns those that are marked now, rows that bear our token

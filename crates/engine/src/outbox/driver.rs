@@ -1,7 +1,8 @@
 //! The loop of one worker's outbox: asks the [window](super::window) what to do, does it, and tells it what came of it.
 //!
 //! One operation of the database runs at a time (settle and read, mark, expand), while publishes run beside it; so settles batch by
-//! themselves under load, and a lone message is settled at once. Only this module and the keeper know the clock.
+//! themselves under load, and a lone message is settled at once. One exception: where the database gains by it, many deliveries are
+//! settled while a poll is still under way. Only this module and the keeper know the clock.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -126,10 +127,20 @@ pub struct Parts {
 }
 
 enum Done {
-    Polled { settles: Vec<Settle>, asked: Asked, result: Result<Polled, Fault> },
+    Polled { settles: Vec<Settle>, repeated: bool, asked: Asked, result: Result<Polled, Fault> },
+    Settled { settles: Vec<Settle>, result: Result<Polled, Fault> },
     Marked { rows: Vec<(Position, Stamp)>, result: Result<Vec<Uuid>, Fault> },
     Expanded { expansions: Vec<Expansion>, result: Result<Vec<Uuid>, Fault> },
     Idled { idle: bool, result: Result<(), Fault> },
+}
+
+/// An operation of the database under way.
+struct Operation {
+    /// Under which registration it began: an answer under another one is worth nothing.
+    epoch: u64,
+    /// A poll may have settles beside it.
+    is_poll: bool,
+    answer: BoxFuture<'static, Done>,
 }
 
 /// See the module.
@@ -142,9 +153,9 @@ pub struct Driver {
     epoch: u64,
     /// Careful lanes that have come to rest already.
     careful_rested: LaneSet,
-    operation: Option<BoxFuture<'static, Done>>,
-    /// Answers to operations begun before this registration are worth nothing.
-    operation_is_stale: bool,
+    operation: Option<Operation>,
+    /// Deliveries that are settled while a poll runs.
+    beside: Option<Operation>,
     read_at: Instant,
     pause: Duration,
     failure_pause: Duration,
@@ -194,7 +205,7 @@ impl Driver {
             epoch: 0,
             careful_rested: LaneSet::EMPTY,
             operation: None,
-            operation_is_stale: false,
+            beside: None,
             read_at: now,
             pause: PAUSE_FIRST,
             failure_pause: Duration::ZERO,
@@ -236,9 +247,13 @@ impl Driver {
                     Some(order) => self.obey(order, Instant::now()),
                     None => return,
                 },
-                done = finish(&mut self.operation) => {
+                (epoch, done) = finish(&mut self.operation) => {
                     self.operation = None;
-                    self.done(done, Instant::now());
+                    self.done(epoch, done, Instant::now());
+                }
+                (epoch, done) = finish(&mut self.beside) => {
+                    self.beside = None;
+                    self.done(epoch, done, Instant::now());
                 }
                 _ = self.events.recv_many(&mut events, 256) => {
                     let now = Instant::now();
@@ -273,6 +288,9 @@ impl Driver {
         if self.operation.is_none() {
             self.operation = self.next_operation(now);
         }
+        if self.beside.is_none() {
+            self.beside = self.settle_beside();
+        }
         self.tell(now);
     }
 
@@ -295,7 +313,32 @@ impl Driver {
 
     // ---- operations of the database --------------------------------------------------------------------------------
 
-    fn next_operation(&mut self, now: Instant) -> Option<BoxFuture<'static, Done>> {
+    fn begin(&self, is_poll: bool, answer: impl Future<Output = Done> + Send + 'static) -> Operation {
+        Operation { epoch: self.epoch, is_poll, answer: Box::pin(answer) }
+    }
+
+    /// Deliveries that came while a poll runs, if they are worth a statement of their own. Every row in memory is excluded from that
+    /// poll's read, whether it is settled meanwhile or not. Only what was sent: any other outcome changes what the answer means. Not
+    /// in careful lanes, whose marks and counts belong together, and not after a failure: what is repeated stays together.
+    fn settle_beside(&mut self) -> Option<Operation> {
+        let least = self.parts.store.settles_beside()?;
+        if !self.operation.as_ref().is_some_and(|running| running.is_poll && running.epoch == self.epoch)
+            || self.settles_repeated
+            || !self.failure_pause.is_zero()
+            || !self.window.careful_lanes().is_empty()
+        {
+            return None;
+        }
+        let fence = self.fence.clone()?;
+        let settles = self.window.take_sent(least, self.settles_max())?;
+        let store = self.parts.store.clone();
+        Some(self.begin(false, async move {
+            let result = store.poll(&fence, &settles, None).await;
+            Done::Settled { settles, result }
+        }))
+    }
+
+    fn next_operation(&mut self, now: Instant) -> Option<Operation> {
         let fence = self.fence.clone()?;
         if !self.failure_pause.is_zero() && now < self.read_at {
             return None;
@@ -304,26 +347,28 @@ impl Driver {
         let lease_ms = u64::try_from(self.parts.config.outbox.lease.as_millis()).unwrap_or(u64::MAX);
         let rows = if self.may_start(now) { self.window.take_marks() } else { Vec::new() };
         if !rows.is_empty() {
-            return Some(Box::pin(async move {
+            return Some(self.begin(false, async move {
                 let result = store.mark(&fence, &rows, lease_ms).await;
                 Done::Marked { rows, result }
             }));
         }
         if self.window.has_expansions() && self.may_start(now) {
             let expansions = self.window.take_expansions(self.parts.config.outbox.batch_size as usize);
-            return Some(Box::pin(async move {
+            return Some(self.begin(false, async move {
                 let result = store.expand(&fence, &expansions).await;
                 Done::Expanded { expansions, result }
             }));
         }
         if self.idle_wanted != self.idle_written {
             let idle = self.idle_wanted;
-            return Some(Box::pin(async move { Done::Idled { idle, result: store.set_idle(&fence, idle).await } }));
+            return Some(
+                self.begin(false, async move { Done::Idled { idle, result: store.set_idle(&fence, idle).await } }),
+            );
         }
         self.next_poll(store, fence, now)
     }
 
-    fn next_poll(&mut self, store: Arc<dyn Store>, fence: Fence, now: Instant) -> Option<BoxFuture<'static, Done>> {
+    fn next_poll(&mut self, store: Arc<dyn Store>, fence: Fence, now: Instant) -> Option<Operation> {
         let is_due = now >= self.read_at;
         if !self.window.has_settles() && !is_due {
             return None;
@@ -335,19 +380,36 @@ impl Driver {
             return None;
         }
         let (read, asked) = planned.map_or((None, Asked::default()), |(read, asked)| (Some(read), asked));
-        let settles = self.window.take_settles(self.parts.config.outbox.batch_size as usize * 4);
-        Some(Box::pin(async move {
+        let settles = self.window.take_settles(self.settles_max());
+        let repeated = std::mem::take(&mut self.settles_repeated);
+        Some(self.begin(true, async move {
             let result = store.poll(&fence, &settles, read.as_ref()).await;
-            Done::Polled { settles, asked, result }
+            Done::Polled { settles, repeated, asked, result }
         }))
     }
 
-    fn done(&mut self, done: Done, now: Instant) {
-        if std::mem::take(&mut self.operation_is_stale) {
+    /// Settles of one statement.
+    fn settles_max(&self) -> usize {
+        self.parts.config.outbox.batch_size as usize * 4
+    }
+
+    fn done(&mut self, epoch: u64, done: Done, now: Instant) {
+        if epoch != self.epoch {
             return;
         }
         let outcome = match done {
-            Done::Polled { settles, asked, result } => self.polled(settles, &asked, result, now),
+            Done::Polled { settles, repeated, asked, result } => self.polled(settles, repeated, &asked, result, now),
+            Done::Settled { settles, result } => match result {
+                Ok(polled) => {
+                    self.window.settled(settles, &polled.lost, false, now);
+                    Ok(())
+                }
+                Err(fault) => {
+                    self.settles_repeated = true;
+                    self.window.unsettled(settles);
+                    Err(fault)
+                }
+            },
             Done::Marked { rows, result } => match result {
                 Ok(marked) => {
                     let starts = self.window.marks_done(&rows, &marked, now);
@@ -385,6 +447,7 @@ impl Driver {
     fn polled(
         &mut self,
         settles: Vec<Settle>,
+        repeated: bool,
         asked: &Asked,
         result: Result<Polled, Fault>,
         now: Instant,
@@ -392,13 +455,12 @@ impl Driver {
         let polled = match result {
             Ok(polled) => polled,
             Err(fault) => {
-                self.settles_repeated |= !settles.is_empty();
+                self.settles_repeated |= repeated || !settles.is_empty();
                 self.window.unsettled(settles);
                 return Err(fault);
             }
         };
         let settled = settles.len();
-        let repeated = std::mem::take(&mut self.settles_repeated);
         self.window.settled(settles, &polled.lost, repeated, now);
         let found = polled.walk.len() + polled.keys.len() + polled.later.len() + polled.destinations.len();
         self.window.absorb(asked, polled, now);
@@ -508,7 +570,6 @@ impl Driver {
         if self.fence.take().is_none() {
             return;
         }
-        self.operation_is_stale = self.operation.is_some();
         for publisher in &self.publishers {
             let _ = publisher.send(Command::Abort);
         }
@@ -694,7 +755,9 @@ impl Driver {
 
     fn is_over(&self, now: Instant) -> bool {
         let Some((deadline, _)) = &self.stopping else { return false };
-        now >= *deadline || self.fence.is_none() || (self.operation.is_none() && self.window.is_quiet())
+        now >= *deadline
+            || self.fence.is_none()
+            || (self.operation.is_none() && self.beside.is_none() && self.window.is_quiet())
     }
 
     fn end(mut self) {
@@ -709,9 +772,9 @@ impl Driver {
     }
 }
 
-async fn finish(operation: &mut Option<BoxFuture<'static, Done>>) -> Done {
+async fn finish(operation: &mut Option<Operation>) -> (u64, Done) {
     match operation {
-        Some(operation) => operation.await,
+        Some(operation) => (operation.epoch, (&mut operation.answer).await),
         None => std::future::pending().await,
     }
 }

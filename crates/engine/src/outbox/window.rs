@@ -1417,6 +1417,19 @@ impl Window {
         std::mem::replace(&mut self.settles, rest)
     }
 
+    /// At most `limit` settles of delivered rows, if there are `least`. Answered like those of [`take_settles`](Self::take_settles).
+    pub fn take_sent(&mut self, least: usize, limit: usize) -> Option<Vec<Settle>> {
+        if self.settles.len() < least || self.settles.iter().filter(|settle| settle.is_sent()).count() < least {
+            return None;
+        }
+        let mut taken = 0;
+        let takes = |settle: &mut Settle| {
+            taken += usize::from(settle.is_sent());
+            settle.is_sent() && taken <= limit
+        };
+        Some(self.settles.extract_if(.., takes).collect())
+    }
+
     /// Settles that wait to be written.
     pub fn has_settles(&self) -> bool {
         !self.settles.is_empty()

@@ -78,6 +78,11 @@ impl Outbox for Line {
         self.call(|database| database.poll(fence, settles, read)).await
     }
 
+    /// Worlds with one lane are of a database that writes one statement after the other.
+    fn settles_beside(&self) -> Option<usize> {
+        (self.database.lane_count > 1).then_some(2)
+    }
+
     async fn mark(&self, fence: &Fence, rows: &[(Position, Stamp)], lease_ms: u64) -> Result<Vec<Uuid>, Fault> {
         self.call(|database| database.mark(fence, rows, lease_ms)).await
     }

@@ -29,6 +29,10 @@ use crate::{
 
 /// Set on direct connections; a pooler that drops or refuses it has told what it is.
 const MARK: &str = "queuebox.direct";
+/// As many as run statements all the time: the poll, the settles beside it, the inbox.
+const WARM_MAX: usize = 3;
+/// Then it goes back to the pool, which closes connections that have become too old.
+const WARM_FOR: Duration = Duration::from_secs(300);
 /// How long to look for the reason when no connection came about in time.
 const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -51,6 +55,14 @@ pub struct Db {
     /// Secrets as used last.
     secrets: Mutex<Vec<Option<Arc<str>>>>,
     waiting: AtomicU32,
+    warm: Mutex<Vec<Warm>>,
+}
+
+/// A connection that ran a statement a moment ago, kept apart from the pool and used next. The pool hands its connections out in
+/// turn, so the poll would run in another server process each time, whose plans and data the processor has forgotten.
+struct Warm {
+    conn: Conn,
+    used: Instant,
 }
 
 impl Db {
@@ -82,18 +94,22 @@ impl Db {
             suspect,
             secrets: Mutex::new(Vec::new()),
             waiting: AtomicU32::new(0),
+            warm: Mutex::new(Vec::new()),
         }
     }
 
     /// Open connections, idle ones, callers that wait.
     pub fn gauges(&self) -> (u32, u32, u32) {
-        let idle = u32::try_from(self.pool.num_idle()).unwrap_or(u32::MAX);
+        let idle = u32::try_from(self.pool.num_idle() + self.warm().len()).unwrap_or(u32::MAX);
         (self.pool.size(), idle, self.waiting.load(Ordering::Relaxed))
     }
 
     /// Closes every connection.
     pub async fn close(&self) {
-        self.pool.close().await;
+        let closing = self.pool.close();
+        // From here on none is added.
+        self.warm().clear();
+        closing.await;
     }
 
     /// What stands between us and the server; connects once to find out.
@@ -129,11 +145,15 @@ impl Db {
     /// A connection of the pool.
     pub async fn conn(&self) -> Result<Conn, Error> {
         let mode = self.mode().await?;
+        // Counted before the look at what is kept warm: whoever would keep one more sees that somebody waits.
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let waiting = Waiting(&self.waiting);
+        if let Some(conn) = self.take_warm() {
+            return Ok(conn);
+        }
         if self.pool.num_idle() == 0 {
             self.refresh_secrets(mode)?;
         }
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let waiting = Waiting(&self.waiting);
         let acquired = self.pool.acquire().await;
         drop(waiting);
         match acquired {
@@ -144,6 +164,7 @@ impl Db {
                 dirty: false,
                 in_transaction: false,
                 suspect: self.suspect.clone(),
+                opened: Instant::now(),
             }),
             Err(sqlx::Error::PoolTimedOut) if self.pool.size() == 0 => Err(self.reason(mode).await),
             Err(error) => Err(error.into()),
@@ -180,7 +201,9 @@ impl Db {
     pub async fn rows(&self, sql: &Arc<str>, args: Args) -> Result<Vec<PgRow>, Error> {
         let mut conn = self.conn().await?;
         if conn.mode == Mode::Direct {
-            return conn.rows(sql, args).await;
+            let rows = conn.rows(sql, args).await?;
+            self.keep_warm(conn);
+            return Ok(rows);
         }
         conn.begin().await?;
         match conn.rows(sql, args).await {
@@ -190,6 +213,31 @@ impl Db {
                 Err(error)
             }
         }
+    }
+
+    fn take_warm(&self) -> Option<Conn> {
+        let mut warm = self.warm();
+        while let Some(Warm { mut conn, used }) = warm.pop() {
+            let suspect = self.suspect.lock().ok().and_then(|at| *at);
+            if suspect.is_none_or(|suspect| used > suspect) {
+                return Some(conn);
+            }
+            // The pool would take it for one that was just used.
+            conn.dirty = true;
+        }
+        None
+    }
+
+    fn keep_warm(&self, conn: Conn) {
+        let mut warm = self.warm();
+        let is_wanted = self.waiting.load(Ordering::SeqCst) > 0;
+        if warm.len() < WARM_MAX && !is_wanted && !self.pool.is_closed() && conn.opened.elapsed() < WARM_FOR {
+            warm.push(Warm { conn, used: Instant::now() });
+        }
+    }
+
+    fn warm(&self) -> std::sync::MutexGuard<'_, Vec<Warm>> {
+        self.warm.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Runs one statement that is planned for its very values, with every kind of scan allowed: lists and other work off the hot
@@ -231,7 +279,7 @@ struct Waiting<'a>(&'a AtomicU32);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -249,6 +297,8 @@ pub struct Conn {
     dirty: bool,
     in_transaction: bool,
     suspect: Arc<Mutex<Option<Instant>>>,
+    /// When it came from the pool.
+    opened: Instant,
 }
 
 impl Conn {
