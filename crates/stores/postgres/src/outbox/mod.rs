@@ -20,7 +20,7 @@ pub(crate) use poll::{CONDITION, FENCE};
 /// At most so many rows are recovered in one call.
 const RECOVER_MAX: i64 = 2_000;
 /// A statement of its own costs as much as settling some twenty rows; two at a time use the second core, and the flush of one does
-/// not keep the other waiting (measured, ARCHITECTURE "Performance").
+/// not keep the other waiting (measured, ARCHITECTURE "Measured and taken").
 const SETTLES_BESIDE: usize = 128;
 
 /// Until the end of the worker's own lease, so that whoever takes the lane over finds the rows' ended as well. Rows that bear our token
