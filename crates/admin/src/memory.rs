@@ -14,7 +14,7 @@ use queuebox_core::{
     message::{Consumption, State},
     ports::{
         Ledger, Scope,
-        ledger::{Direction, LedgerCursor, LedgerEntry, LedgerFilter, LedgerRow},
+        ledger::{Direction, LedgerCursor, LedgerEntry, LedgerFilter, LedgerRow, Pruned},
         outbox::PruneRule,
     },
 };
@@ -189,7 +189,7 @@ impl Ledger for Memory {
         Ok(gone)
     }
 
-    async fn prune(&self, _: Scope, _: State, _: PruneRule, _: u32) -> Result<u64, Fault> {
+    async fn prune(&self, _: Scope, _: State, _: PruneRule, _: u32) -> Result<Pruned, Fault> {
         unreachable!("retention is not part of this crate")
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - Only finished rows go: `sent` and `dead`, `processed` and `dead`.
-//! - Small batches, each a transaction of the store's; between two of them the table gets as much rest as the last one took.
+//! - Short steps, each of them the store's; between two of them the database gets as much rest as the last one took.
 //! - Several workers may do this at once; none has to.
 
 use std::{sync::Arc, time::Duration};
@@ -29,17 +29,17 @@ pub struct TableRetention {
     pub dead_rule: PruneRule,
     /// Time between two clean-ups; the first is at start.
     pub cleanup_interval: Duration,
-    /// Rows of one transaction.
+    /// The most rows of one transaction.
     pub batch_size: u32,
 }
 
 /// Pauses while the database fails.
 const FAILING_WAIT: Duration = Duration::from_millis(100);
 
-/// So often in a row a batch may fail before the clean-up is left for the next time.
+/// So often in a row a step may fail before the clean-up is left for the next time.
 const FAILURES_MAX: u32 = 8;
 
-/// Longest rest between two batches.
+/// Longest rest between two steps.
 const REST_MAX: Duration = Duration::from_secs(1);
 
 /// The clean-up of one table. Run it with [`Retention::run`].
@@ -56,7 +56,7 @@ pub struct Retention {
     pub observer: Arc<dyn InboxObserver>,
     /// Why the last clean-up was given up; `None` = it was not.
     pub failure: watch::Sender<Option<String>>,
-    /// Ends it between two batches.
+    /// Ends it between two steps.
     pub stop: CancellationToken,
 }
 
@@ -92,16 +92,18 @@ impl Retention {
         self.prune(State::Dead, self.keep.dead_rule).await
     }
 
-    /// Deletes batch after batch until one is not full.
+    /// Step after step until the store says that the pass is over.
     async fn prune(&self, state: State, rule: PruneRule) -> Result<(), Fault> {
         let mut failures = 0;
         while !self.stop.is_cancelled() {
             let began = Instant::now();
             match self.ledger.prune(self.table, state, rule, self.keep.batch_size).await {
-                Ok(rows) => {
+                Ok(step) => {
                     failures = 0;
-                    self.observer.observe(&InboxEvent::Deleted { table: self.table, rows });
-                    if rows < u64::from(self.keep.batch_size) {
+                    if step.rows > 0 {
+                        self.observer.observe(&InboxEvent::Deleted { table: self.table, rows: step.rows });
+                    }
+                    if !step.more {
                         return Ok(());
                     }
                     self.rest(began.elapsed().min(REST_MAX)).await;
@@ -112,7 +114,7 @@ impl Retention {
                         return Err(fault);
                     }
                     // A deadlock victim among others: nobody has to hear of it.
-                    tracing::debug!(%fault, table = ?self.table, "a batch of the clean-up failed; it is tried again");
+                    tracing::debug!(%fault, table = ?self.table, "a step of the clean-up failed; it is tried again");
                     self.rest(FAILING_WAIT.saturating_mul(1 << failures).mul_f64(1.0 + self.ids.jitter())).await;
                 }
             }

@@ -270,6 +270,17 @@ pub async fn discard_takes_dead_rows_only<H: StoreHarness>() {
     assert_eq!(w.count("inbox").await, 1);
 }
 
+/// Steps until one deletes something, or the pass is over; returns how many rows went.
+async fn prune<H: StoreHarness>(w: &World<H>, table: Scope, state: State, rule: PruneRule, batch: u32) -> u64 {
+    loop {
+        let step = w.store.prune(table, state, rule, batch).await.unwrap();
+        assert!(step.rows <= u64::from(batch), "a batch is a bound");
+        if step.rows > 0 || !step.more {
+            return step.rows;
+        }
+    }
+}
+
 /// D32: of old rows in every state only the named finished one goes, by `updated_at`, in batches.
 pub async fn prune_by_age<H: StoreHarness>() {
     let w = World::<H>::start().await;
@@ -281,7 +292,7 @@ pub async fn prune_by_age<H: StoreHarness>() {
     let fresh = in_state(State::Sent).with("created_at", w.h.now_plus(-40 * DAY_US));
     let fresh = w.insert(fresh).await;
     let rule = PruneRule::OlderThan(30 * 24 * HOUR_MS);
-    let prune = async |state, batch| w.store.prune(Scope::Outbox, state, rule, batch).await.unwrap();
+    let prune = async |state, batch| prune(&w, Scope::Outbox, state, rule, batch).await;
     assert_eq!((prune(State::Sent, 2).await, prune(State::Sent, 2).await, prune(State::Sent, 2).await), (2, 1, 0));
     assert!(w.find(fresh).await.is_some(), "finished lately, created long ago");
     assert!(w.find(all[5]).await.is_some(), "dead rows have an age of their own");
@@ -297,13 +308,36 @@ pub async fn prune_by_count<H: StoreHarness>() {
     let sent = w.insert_all([3, 1, 5, 2, 4].map(|minutes| at(State::Sent, minutes))).await;
     w.insert_all([9, 8].map(|minutes| at(State::Dead, minutes))).await;
     w.insert(at(State::Pending, 9)).await;
-    let prune = async |rule, batch| w.store.prune(Scope::Outbox, State::Sent, rule, batch).await.unwrap();
+    let prune = async |rule, batch| prune(&w, Scope::Outbox, State::Sent, rule, batch).await;
     assert_eq!(prune(PruneRule::Beyond(2), 2).await, 2);
     assert_eq!(prune(PruneRule::Beyond(2), 2).await, 1);
     assert_eq!(prune(PruneRule::Beyond(2), 2).await, 0);
     assert!(w.find(sent[1]).await.is_some() && w.find(sent[3]).await.is_some(), "the newest stay");
     assert_eq!(w.count("outbox").await, 5);
     assert_eq!(prune(PruneRule::Beyond(0), 10).await, 2);
+}
+
+/// Of dead rows as well exactly the newest stay, and of rows that finished in one moment exactly so many as there is room for.
+pub async fn prune_by_count_is_exact<H: StoreHarness>() {
+    let w = World::<H>::start().await;
+    let moment = w.h.now_plus(-MINUTE_US);
+    w.insert_all((0..50).map(|_| in_state(State::Sent).with("updated_at", moment.clone()))).await;
+    let at = |minutes: i64| in_state(State::Dead).with("updated_at", w.h.now_plus(-minutes * MINUTE_US));
+    let dead = w.insert_all((1..=9).map(at)).await;
+    let all = async |state, rule| {
+        let mut gone = 0;
+        while let rows @ 1.. = prune(&w, Scope::Outbox, state, rule, 4).await {
+            gone += rows;
+        }
+        gone
+    };
+    assert_eq!(all(State::Sent, PruneRule::Beyond(7)).await, 43);
+    assert_eq!(all(State::Dead, PruneRule::Beyond(3)).await, 6);
+    assert_eq!(all(State::Dead, PruneRule::Beyond(3)).await, 0);
+    for newest in &dead[..3] {
+        assert!(w.find(*newest).await.is_some(), "the newest stay");
+    }
+    assert_eq!(all(State::Dead, PruneRule::Beyond(0)).await, 3);
 }
 
 /// The inbox prunes by `created_at`, finished rows only.
@@ -319,7 +353,7 @@ pub async fn prune_of_the_inbox_is_by_receipt<H: StoreHarness>() {
     let fresh = admit_one(&w, message("s", "fresh")).await;
     w.edit("inbox", fresh, &[("state", "'processed'")]).await;
     let rule = PruneRule::OlderThan(30 * 24 * HOUR_MS);
-    let prune = async |state| w.store.prune(Scope::Inbox, state, rule, 10).await.unwrap();
+    let prune = async |state| prune(&w, Scope::Inbox, state, rule, 10).await;
     assert_eq!((prune(State::Processed).await, prune(State::Dead).await), (1, 1));
     assert_eq!(prune(State::Pending).await + prune(State::Processing).await, 0);
     assert_eq!(w.count("inbox").await, 3);
@@ -335,7 +369,7 @@ pub async fn prune_keeps_parents_with_open_children<H: StoreHarness>() {
     let expansion = Expansion { parent: row.position(), stamp: row.stamp(), children: vec![child.clone()] };
     w.store.expand(&fence, &[expansion]).await.unwrap();
     w.edit("outbox", parent, &[("updated_at", &w.h.now_plus(-DAY_US))]).await;
-    let prune = async || w.store.prune(Scope::Outbox, State::Sent, PruneRule::OlderThan(HOUR_MS), 10).await.unwrap();
+    let prune = async || prune(&w, Scope::Outbox, State::Sent, PruneRule::OlderThan(HOUR_MS), 10).await;
     assert_eq!(prune().await, 0);
     let settle = w.settle_of(&fence, child.id, Outcome::Sent).await;
     w.settle(&fence, &[settle]).await;
@@ -350,6 +384,6 @@ pub async fn the_end_of_a_row_ends_its_deduplication<H: StoreHarness>() {
     let id = admit_one(&w, NewInboxRow { dead: Some("not_json: e".into()), ..message("s", "k") }).await;
     assert_eq!(w.store.admit(&[message("s", "k")]).await.unwrap(), [Admitted::Duplicate]);
     w.edit("inbox", id, &[("created_at", &w.h.now_plus(-DAY_US))]).await;
-    assert_eq!(w.store.prune(Scope::Inbox, State::Dead, PruneRule::OlderThan(HOUR_MS), 10).await.unwrap(), 1);
+    assert_eq!(prune(&w, Scope::Inbox, State::Dead, PruneRule::OlderThan(HOUR_MS), 10).await, 1);
     admit_one(&w, message("s", "k")).await;
 }

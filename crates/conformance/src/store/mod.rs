@@ -229,6 +229,7 @@ macro_rules! store_tests {
             discard_takes_dead_rows_only
             prune_by_age
             prune_by_count
+            prune_by_count_is_exact
             prune_of_the_inbox_is_by_receipt
             prune_keeps_parents_with_open_children
             the_end_of_a_row_ends_its_deduplication

@@ -123,6 +123,15 @@ pub enum Direction {
     OldestFirst,
 }
 
+/// What a step of [`Ledger::prune`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pruned {
+    /// Rows that went.
+    pub rows: u64,
+    /// The pass is not over: take the next step.
+    pub more: bool,
+}
+
 /// Finished rows of one database.
 #[async_trait]
 pub trait Ledger: Send + Sync + 'static {
@@ -146,7 +155,8 @@ pub trait Ledger: Send + Sync + 'static {
     /// Deletes rows that are dead. Returns the ids that went. At most 1,000 ids a call.
     async fn discard(&self, table: Scope, ids: &[Uuid]) -> Result<Vec<Uuid>, Fault>;
 
-    /// Deletes at most `batch` rows in the finished state `state` under `rule`; returns the number. Age is by `updated_at` in the
-    /// outbox and by `created_at` in the inbox. A parent with open children stays.
-    async fn prune(&self, table: Scope, state: State, rule: PruneRule, batch: u32) -> Result<u64, Fault>;
+    /// One step of deleting rows in the finished state `state` under `rule`, at most `batch` of them. Age is by `updated_at` in the
+    /// outbox and by `created_at` in the inbox. A parent with open children stays. A step is short whatever the size of the table,
+    /// so it may find nothing although there is more to do; the store remembers where it stopped.
+    async fn prune(&self, table: Scope, state: State, rule: PruneRule, batch: u32) -> Result<Pruned, Fault>;
 }

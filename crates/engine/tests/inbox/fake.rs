@@ -16,7 +16,7 @@ use queuebox_core::{
     ports::{
         Admitted, Fence, Inbox, Ledger, Scope,
         inbox::{Forwarded, SourceBacklog},
-        ledger::{Direction, LedgerCursor, LedgerEntry, LedgerFilter, LedgerRow},
+        ledger::{Direction, LedgerCursor, LedgerEntry, LedgerFilter, LedgerRow, Pruned},
         outbox::PruneRule,
     },
 };
@@ -320,17 +320,17 @@ impl Ledger for FakeLedger {
         unimplemented!("not used here")
     }
 
-    async fn prune(&self, table: Scope, state: State, rule: PruneRule, batch: u32) -> Result<u64, Fault> {
+    async fn prune(&self, table: Scope, state: State, rule: PruneRule, batch: u32) -> Result<Pruned, Fault> {
         if self.failures.load(Ordering::SeqCst) > 0 {
             self.failures.fetch_sub(1, Ordering::SeqCst);
             return Err(Fault::transient("deadlock", "chosen as the victim"));
         }
         lock(&self.calls).push((table, state, rule));
         let mut left = lock(&self.left);
-        let Some((_, rows)) = left.iter_mut().find(|(of, _)| *of == state) else { return Ok(0) };
+        let Some((_, rows)) = left.iter_mut().find(|(of, _)| *of == state) else { return Ok(Pruned::default()) };
         let gone = (*rows).min(u64::from(batch));
         *rows -= gone;
-        Ok(gone)
+        Ok(Pruned { rows: gone, more: *rows > 0 })
     }
 }
 

@@ -16,7 +16,7 @@ use queuebox_core::{
         Fence, Inbox, Lanes, Ledger, Outbox, Scope,
         inbox::{Admitted, Forwarded, SourceBacklog},
         lanes::{Registration, Survey, Take},
-        ledger::{Direction, LedgerCursor, LedgerEntry, LedgerFilter, LedgerRow},
+        ledger::{Direction, LedgerCursor, LedgerEntry, LedgerFilter, LedgerRow, Pruned},
         outbox::{Expansion, OutboxBacklog, Polled, PruneRule, Read, Recovered, Settle},
         schema::{Finding, MigrateOptions, Migrated, Schema, SchemaReport},
     },
@@ -196,8 +196,8 @@ impl Ledger for Line {
         Ok(Vec::new())
     }
 
-    async fn prune(&self, _: Scope, _: State, _: PruneRule, _: u32) -> Result<u64, Fault> {
-        Ok(0)
+    async fn prune(&self, _: Scope, _: State, _: PruneRule, _: u32) -> Result<Pruned, Fault> {
+        Ok(Pruned::default())
     }
 }
 

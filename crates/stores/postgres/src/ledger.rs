@@ -1,6 +1,6 @@
-//! Finished rows behind their port: pages, replay, discard, retention (contract 11). Never on the hot path.
+//! Finished rows behind their port: pages, replay, discard (contract 11). Never on the hot path. Retention has a file of its own.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use queuebox_core::{
@@ -8,7 +8,7 @@ use queuebox_core::{
     message::{Consumption, State},
     ports::{
         Ledger, Scope,
-        ledger::{Direction, LedgerCursor, LedgerEntry, LedgerFilter, LedgerRow},
+        ledger::{Direction, LedgerCursor, LedgerEntry, LedgerFilter, LedgerRow, Pruned},
         outbox::PruneRule,
     },
 };
@@ -108,68 +108,6 @@ DELETE FROM {outbox} o WHERE o.{o.id} = ANY ($1::uuid[]) AND o.{o.state} = 'dead
 const INBOX_DISCARD: &str = "
 DELETE FROM {inbox} i WHERE i.{i.id} = ANY ($1::uuid[]) AND i.{i.state} = 'dead' RETURNING i.{i.id}";
 
-/// No open child may lose its parent.
-const CHILDLESS: &str = "
-       AND NOT EXISTS (SELECT FROM {outbox} c WHERE c.{o.parent_id} = o.{o.id} AND c.{o.state} IN ('pending', 'processing')) --if fan_out";
-
-/// Through `idx_outbox_dead`. An array, not IN over the subquery: that was planned as a join which ran the subquery, locks and all,
-/// once for each dead row.
-const PRUNE_DEAD: &str = "
-DELETE FROM {outbox} d
- WHERE d.{o.id} = ANY (ARRAY(
-        SELECT o.{o.id} FROM {outbox} o
-         WHERE o.{o.state} = 'dead' AND (o.{o.updated_at}, o.{o.id}) <= ($1::timestamptz, $2::uuid)@CHILDLESS@
-         ORDER BY o.{o.updated_at} LIMIT $3 FOR UPDATE SKIP LOCKED))
-   AND d.{o.state} = 'dead'";
-
-/// No index knows when a row was sent: it would be one more entry for each message. The table is passed window by window instead
-/// (a TID range scan), and the next call goes on where this one stopped, so a pass reads each page once, whatever it finds.
-const PRUNE_SENT: &str = "
-DELETE FROM {outbox} d
- WHERE d.ctid = ANY (ARRAY(
-        SELECT o.ctid FROM {outbox} o
-         WHERE o.ctid >= format('(%s,0)', $4::bigint)::tid AND o.ctid < format('(%s,0)', $5::bigint)::tid
-           AND o.{o.state} = 'sent' AND (o.{o.updated_at}, o.{o.id}) <= ($1::timestamptz, $2::uuid)@CHILDLESS@
-         LIMIT $3 FOR UPDATE SKIP LOCKED))
-   AND d.{o.state} = 'sent'
-RETURNING 1";
-
-const OUTBOX_BLOCKS: &str = "SELECT pg_relation_size('{outbox}'::regclass) / current_setting('block_size')::bigint";
-
-/// Through `idx_inbox_state_created`.
-const PRUNE_INBOX: &str = "
-DELETE FROM {inbox} d
- WHERE d.{i.id} = ANY (ARRAY(
-        SELECT i.{i.id} FROM {inbox} i
-         WHERE i.{i.state} = $4::text AND (i.{i.created_at}, i.{i.id}) <= ($1::timestamptz, $2::uuid)
-         ORDER BY i.{i.created_at} LIMIT $3 FOR UPDATE SKIP LOCKED))
-   AND d.{i.state} = $4::text
-RETURNING 1";
-
-const AGE: &str = "SELECT clock_timestamp() - $1::bigint * interval '1 millisecond'";
-
-/// The newest row that is one too many.
-const BEYOND: &str = "
-SELECT o.{o.updated_at}, o.{o.id} FROM {outbox} o WHERE o.{o.state} = $1
- ORDER BY o.{o.updated_at} DESC, o.{o.id} DESC OFFSET $2 LIMIT 1";
-
-/// Pages (8 KiB) that one window of the pass covers.
-const WINDOW_BLOCKS: i64 = 1_024;
-
-/// Everything up to here may go.
-type Cutoff = (Ticks, Uuid);
-
-/// What retention remembers between two batches of one pass. Forgetting it costs time only.
-#[derive(Debug, Default)]
-pub struct Pass {
-    /// Where the next window of sent rows begins.
-    block: i64,
-    /// The cutoff of a count rule, which is expensive to find. Rows older than an old cutoff are still too many.
-    beyond: Vec<(State, u64, Cutoff)>,
-}
-
-const HIGHEST_ID: Uuid = Uuid::max();
-
 impl PostgresStore {
     async fn list(
         &self,
@@ -222,96 +160,6 @@ impl PostgresStore {
         let mut cells = Cells::of(row);
         let row = ledger_row(&mut cells)?;
         Ok(Some(LedgerEntry { row, payload: cells.next()?, headers: cells.next()? }))
-    }
-
-    async fn prune_outbox(&self, state: State, rule: PruneRule, batch: u32) -> Result<u64, Error> {
-        let Some(cutoff) = self.cutoff(state, rule).await? else { return Ok(0) };
-        let gone = if state == State::Sent {
-            self.prune_sent(cutoff, batch).await?
-        } else {
-            self.prune_dead(cutoff, batch).await?
-        };
-        if gone < u64::from(batch) {
-            self.pass().beyond.retain(|(of, ..)| *of != state);
-        }
-        Ok(gone)
-    }
-
-    async fn cutoff(&self, state: State, rule: PruneRule) -> Result<Option<Cutoff>, Error> {
-        let keep = match rule {
-            PruneRule::OlderThan(age_ms) => {
-                let age = i64::try_from(age_ms).unwrap_or(i64::MAX / 2_000).min(i64::MAX / 2_000);
-                let rows = self.db.rows(&self.sql(AGE), Args::new().bind(age)).await?;
-                let at = rows.first().map(|row| Cells::of(row).ticks()).transpose()?.flatten();
-                // Rows that finished at that very moment are not older.
-                return Ok(at.map(|at| (Ticks(at.0.saturating_sub(1)), HIGHEST_ID)));
-            }
-            PruneRule::Beyond(keep) => keep,
-        };
-        if let Some((.., cutoff)) = self.pass().beyond.iter().find(|(of, count, _)| *of == state && *count == keep) {
-            return Ok(Some(*cutoff));
-        }
-        let args = Args::new().bind(state.as_str()).bind(i64::try_from(keep).unwrap_or(i64::MAX));
-        let rows = self.db.rows_planned(&self.sql(BEYOND), args).await?;
-        let Some(row) = rows.first() else { return Ok(None) };
-        let mut cells = Cells::of(row);
-        let Some(at) = cells.ticks()? else { return Ok(None) };
-        let cutoff = (at, cells.next()?);
-        self.pass().beyond.push((state, keep, cutoff));
-        Ok(Some(cutoff))
-    }
-
-    async fn prune_dead(&self, (at, id): Cutoff, batch: u32) -> Result<u64, Error> {
-        let sql = self.variant("prune_dead", 0, |features| {
-            (format!("{}\nRETURNING 1", PRUNE_DEAD.replace("@CHILDLESS@", CHILDLESS)), features.words())
-        });
-        let rows = self.db.rows(&sql, Args::new().bind(at).bind(id).bind(i64::from(batch))).await?;
-        Ok(rows.len() as u64)
-    }
-
-    async fn prune_sent(&self, (at, id): Cutoff, batch: u32) -> Result<u64, Error> {
-        let sql =
-            self.variant("prune_sent", 0, |features| (PRUNE_SENT.replace("@CHILDLESS@", CHILDLESS), features.words()));
-        let blocks = self.db.rows(&self.sql(OUTBOX_BLOCKS), Args::new()).await?;
-        let blocks: i64 = blocks.first().map_or(Ok(0), |row| Cells::of(row).next())?;
-        let started = self.pass().block.min(blocks);
-        let (mut block, mut wrapped, mut gone) = (started, started == 0, 0);
-        while gone < u64::from(batch) {
-            if block >= blocks && !wrapped {
-                (block, wrapped) = (0, true);
-            }
-            let end = if wrapped && started > 0 { started.min(block + WINDOW_BLOCKS) } else { block + WINDOW_BLOCKS };
-            if block >= blocks || end <= block {
-                break;
-            }
-            let wanted = i64::from(batch) - i64::try_from(gone).unwrap_or(i64::MAX);
-            let args = Args::new().bind(at).bind(id).bind(wanted).bind(block).bind(end);
-            let found = self.db.rows(&sql, args).await?.len() as u64;
-            gone += found;
-            if i64::try_from(found).unwrap_or(i64::MAX) < wanted {
-                block = end;
-            }
-            self.pass().block = block;
-        }
-        Ok(gone)
-    }
-
-    async fn prune_inbox(&self, state: State, rule: PruneRule, batch: u32) -> Result<u64, Error> {
-        let PruneRule::OlderThan(_) = rule else {
-            return Err(Error::Misconfigured {
-                code: "retention",
-                detail: "retention.inbox.maxCount is not supported: it would end deduplication at an unknown age"
-                    .to_owned(),
-            });
-        };
-        let Some((at, id)) = self.cutoff(state, rule).await? else { return Ok(0) };
-        let args = Args::new().bind(at).bind(id).bind(i64::from(batch)).bind(state.as_str());
-        Ok(self.db.rows(&self.sql(PRUNE_INBOX), args).await?.len() as u64)
-    }
-
-    fn pass(&self) -> std::sync::MutexGuard<'_, Pass> {
-        let pass: &Mutex<Pass> = &self.pass;
-        pass.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn ids(&self, sql: &Arc<str>, args: Args) -> Result<Vec<Uuid>, Error> {
@@ -387,17 +235,14 @@ impl Ledger for PostgresStore {
         Ok(self.ids(&sql, Args::new().bind(ids)).await?)
     }
 
-    async fn prune(&self, table: Scope, state: State, rule: PruneRule, batch: u32) -> Result<u64, Fault> {
+    async fn prune(&self, table: Scope, state: State, rule: PruneRule, batch: u32) -> Result<Pruned, Fault> {
         let allowed = match table {
             Scope::Outbox => matches!(state, State::Sent | State::Dead),
             Scope::Inbox => matches!(state, State::Processed | State::Dead),
         };
         if !allowed {
-            return Ok(0);
+            return Ok(Pruned::default());
         }
-        Ok(match table {
-            Scope::Outbox => self.prune_outbox(state, rule, batch).await?,
-            Scope::Inbox => self.prune_inbox(state, rule, batch).await?,
-        })
+        Ok(self.prune_step(table, state, rule, batch).await?)
     }
 }

@@ -19,6 +19,7 @@ mod inbox;
 mod lanes;
 mod ledger;
 mod outbox;
+mod retention;
 mod schema;
 mod values;
 mod wake;
@@ -47,7 +48,7 @@ pub struct PostgresStore {
     features: RwLock<Features>,
     /// Rendered statements by template and variant.
     statements: Mutex<HashMap<(usize, u32), Arc<str>>>,
-    pass: Mutex<ledger::Pass>,
+    passes: queuebox_sql::Passes<retention::Pass>,
     floor: Mutex<floor::Floor>,
     wake: Wake,
 }
@@ -62,7 +63,7 @@ impl PostgresStore {
             db: Db::new(config.clone()),
             features: RwLock::new(Features::newest(config.on_sent_delete)),
             statements: Mutex::new(HashMap::new()),
-            pass: Mutex::new(ledger::Pass::default()),
+            passes: queuebox_sql::Passes::default(),
             floor: Mutex::new(floor::Floor::default()),
             wake: Wake::new(),
             config,

@@ -1,4 +1,4 @@
-//! Finished rows: pages, replay, discard, retention (contract 11).
+//! Finished rows: pages, replay, discard (contract 11).
 
 use async_trait::async_trait;
 use queuebox_core::{
@@ -6,7 +6,7 @@ use queuebox_core::{
     message::State,
     ports::{
         Ledger, Scope,
-        ledger::{Direction, LedgerCursor, LedgerEntry, LedgerFilter, LedgerRow},
+        ledger::{Direction, LedgerCursor, LedgerEntry, LedgerFilter, LedgerRow, Pruned},
         outbox::PruneRule,
     },
 };
@@ -180,82 +180,6 @@ impl SqliteStore {
             rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(|error| classify(&error))?;
         Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
     }
-
-    /// `rowid`s that `rule` names, at most `batch`, found without the write lock: a search over a large table must not keep
-    /// applications from writing.
-    async fn prunable(
-        &self,
-        session: &mut Session,
-        condition: &Prune,
-        rule: PruneRule,
-        batch: u32,
-    ) -> Result<Vec<i64>, sqlx::Error> {
-        let (age, place) = match rule {
-            PruneRule::OlderThan(ms) => {
-                let us = i64::try_from(ms.saturating_mul(1_000)).unwrap_or(i64::MAX);
-                (session.later(us.saturating_neg()), -1)
-            }
-            PruneRule::Beyond(newest) => {
-                let sql = condition.boundary();
-                let newest = i64::try_from(newest).unwrap_or(i64::MAX);
-                let boundary =
-                    sqlx::query(self.sql_text(&sql)).bind(newest).fetch_optional(session.connection()).await?;
-                let Some(boundary) = boundary else { return Ok(Vec::new()) };
-                (boundary.try_get(0)?, boundary.try_get(1)?)
-            }
-        };
-        sqlx::query_scalar(self.sql_text(&condition.search()))
-            .bind(age)
-            .bind(place)
-            .bind(i64::from(batch))
-            .fetch_all(session.connection())
-            .await
-    }
-}
-
-/// What may be pruned, as SQL over `t`.
-struct Prune {
-    table: &'static str,
-    finished: String,
-    age: &'static str,
-}
-
-impl Prune {
-    fn of(table: Scope, state: State) -> Self {
-        let state = state.as_str();
-        match table {
-            Scope::Outbox => Self {
-                table: "{outbox}",
-                finished: format!(
-                    "t.{{o.state}} = '{state}' AND NOT EXISTS (SELECT 1 FROM {{outbox}} AS c
-                       WHERE c.{{o.parent_id}} = t.{{o.id}} AND c.{{o.state}} IN ('pending', 'processing'))"
-                ),
-                age: "{o.updated_at}",
-            },
-            Scope::Inbox => {
-                Self { table: "{inbox}", finished: format!("t.{{i.state}} = '{state}'"), age: "{i.created_at}" }
-            }
-        }
-    }
-
-    /// The newest row that is beyond the newest `?1`.
-    fn boundary(&self) -> String {
-        let Self { table, finished, age } = self;
-        format!(
-            "SELECT t.{age}, t.rowid FROM {table} AS t WHERE {finished} ORDER BY t.{age} DESC, t.rowid DESC LIMIT 1 OFFSET ?1"
-        )
-    }
-
-    /// Older than `?1`, or of that time and not behind row `?2`.
-    fn search(&self) -> String {
-        let Self { table, finished, age } = self;
-        format!("SELECT t.rowid FROM {table} AS t WHERE {finished} AND (t.{age}, t.rowid) <= (?1, ?2) LIMIT ?3")
-    }
-
-    fn delete(&self) -> String {
-        let Self { table, finished, .. } = self;
-        format!("DELETE FROM {table} AS t WHERE t.rowid IN (SELECT value FROM json_each(?1)) AND {finished}")
-    }
 }
 
 #[async_trait]
@@ -325,25 +249,11 @@ impl Ledger for SqliteStore {
         self.returned_ids(query, session).await
     }
 
-    async fn prune(&self, table: Scope, state: State, rule: PruneRule, batch: u32) -> Result<u64, Fault> {
+    async fn prune(&self, table: Scope, state: State, rule: PruneRule, batch: u32) -> Result<Pruned, Fault> {
         if matches!(state, State::Pending | State::Processing) {
-            return Ok(0);
+            return Ok(Pruned::default());
         }
-        let condition = Prune::of(table, state);
-        let mut session = self.read(None).await?;
-        let found = self.prunable(&mut session, &condition, rule, batch).await.map_err(|error| classify(&error))?;
-        session.commit().await?;
-        if found.is_empty() {
-            return Ok(0);
-        }
-        let mut session = self.write(None).await?;
-        let deleted = sqlx::query(self.sql_text(&condition.delete()))
-            .bind(serde_json::Value::from(found).to_string())
-            .execute(session.connection())
-            .await
-            .map_err(|error| classify(&error))?;
-        session.commit().await?;
-        Ok(deleted.rows_affected())
+        self.prune_step(table, state, rule, batch).await
     }
 }
 

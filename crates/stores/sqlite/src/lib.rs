@@ -21,6 +21,7 @@ mod outbox;
 #[cfg(test)]
 mod plans;
 mod read;
+mod retention;
 mod schema;
 mod session;
 mod ticks;
@@ -100,6 +101,7 @@ struct Inner {
     last_receipt_us: AtomicI64,
     statements: RwLock<Statements>,
     wake: wake::Wake,
+    passes: queuebox_sql::Passes<retention::Pass>,
 }
 
 /// Templates rendered with our names.
@@ -159,6 +161,7 @@ pub async fn open(config: SqliteConfig) -> Result<SqliteStore, Fault> {
         last_receipt_us: AtomicI64::new(0),
         statements: RwLock::default(),
         wake: wake::Wake::default(),
+        passes: queuebox_sql::Passes::default(),
     };
     Ok(SqliteStore { inner: Arc::new(inner) })
 }

@@ -3,7 +3,7 @@
 use queuebox_core::ports::schema::{MigrateOptions, Schema as _};
 use sqlx::Row as _;
 
-use crate::{SqliteConfig, inbox, open, outbox, read};
+use crate::{SqliteConfig, inbox, open, outbox, read, retention};
 
 #[tokio::test]
 async fn every_hot_statement_uses_its_index() {
@@ -38,6 +38,12 @@ async fn every_hot_statement_uses_its_index() {
         (inbox::FORWARDED, "INDEX sqlite_autoindex_inbox_1 (id=?)"),
         (inbox::NEXT_DUE, "INDEX idx_inbox_push_pending"),
         (inbox::BACKLOG, "INDEX idx_inbox_state_created (state=?)"),
+        (retention::WINDOW_END, "SEARCH t USING INTEGER PRIMARY KEY (rowid>?)"),
+        (retention::WINDOW_TIMES, "SEARCH t USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"),
+        (retention::WINDOW_SENT, "SEARCH t USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"),
+        (retention::DEAD_PAGE, "INDEX idx_outbox_dead (updated_at<?)"),
+        (retention::OLDEST_DEAD, "INDEX idx_outbox_dead (updated_at<?)"),
+        (retention::OLDEST_OF_THE_INBOX, "INDEX idx_inbox_state_created (state=? AND created_at<?)"),
         (inbox::STORED, "INDEX uq_inbox_source_idempotency (source=? AND idempotency_key=?)"),
     ];
     for (template, index) in statements {

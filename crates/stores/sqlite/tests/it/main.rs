@@ -4,6 +4,7 @@
 
 mod files;
 mod harness;
+mod retention;
 
 /// The contract of the store ports, with the default names.
 mod contract {
