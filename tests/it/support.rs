@@ -792,7 +792,9 @@ impl Answered {
     pub async fn of(request: reqwest::RequestBuilder) -> Answered {
         let answer = request.timeout(PATIENCE).send().await.unwrap();
         let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
-        Answered { status, headers, body: answer.text().await.unwrap() }
+        let body = answer.text().await.unwrap();
+        testkit::keep("answer", &[&format!("{headers:?}"), &body]);
+        Answered { status, headers, body }
     }
 
     /// Body as JSON.

@@ -3,6 +3,8 @@
 use clap::{Args, ValueEnum};
 use queuebox_bench::{Given, Peer, Rung};
 
+use crate::output::Progress;
+
 /// `queuebox bench`.
 #[derive(Debug, Args)]
 pub struct Options {
@@ -96,7 +98,11 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         },
         peers: options.peer,
     };
-    let report = queuebox_bench::run(&plan, |rung| eprintln!("{rung} …")).await?;
+    let output =
+        if matches!(options.output, Output::Json) { crate::output::Output::Json } else { crate::output::Output::Text };
+    let shown = Progress::of_time("Starting", output);
+    let report = queuebox_bench::run(&plan, |rung| shown.part(rung)).await?;
+    drop(shown);
     match options.output {
         Output::Json => println!("{}", report.json()?),
         Output::Table => println!("{}", report.table()),

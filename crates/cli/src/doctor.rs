@@ -14,7 +14,7 @@ use queuebox_core::{Fault, ports::Destination, ports::schema::Finding, redact::r
 
 use crate::{
     manifests::{self, Given, Loaded},
-    output::{Output, print_json},
+    output::{Output, Progress, print_json},
 };
 
 /// Longest look at one peer.
@@ -37,7 +37,9 @@ pub struct Options {
 /// Manifests that are wrong, or a finding that keeps the Relay from working.
 pub async fn run(options: &Options) -> anyhow::Result<()> {
     let loaded = manifests::load(&options.given)?;
+    let shown = Progress::of_time("Looking at the database and the brokers", options.output);
     let (mut findings, peers) = tokio::join!(database(&loaded), destinations(&loaded));
+    drop(shown);
     findings.extend(peers);
     match options.output {
         Output::Json => print_json(&findings)?,

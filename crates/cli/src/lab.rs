@@ -6,7 +6,7 @@ use comfy_table::{Table, presets::ASCII_MARKDOWN};
 use queuebox_lab::{Database, Line, dual_write};
 use serde_json::json;
 
-use crate::output::{Output, print_json};
+use crate::output::{Output, Progress, print_json};
 
 /// `queuebox lab`.
 #[derive(Debug, Subcommand)]
@@ -44,7 +44,9 @@ pub async fn run(lab: Lab) -> anyhow::Result<()> {
     let folder = tempfile::TempDir::new().context("cannot make a temporary folder")?;
     let own = format!("sqlite:{}", folder.path().join("lab.db").display());
     let database = Database::open(options.database_url.as_deref().unwrap_or(&own)).await?;
+    let shown = Progress::of_time("Crashing between two writes", options.output);
     let lines = dual_write(&database, options.orders, options.seed).await?;
+    drop(shown);
     database.close().await;
     if options.output == Output::Json {
         let line = |line: &Line| {

@@ -291,11 +291,12 @@ async fn apply(change: &Change, verb: Verb, only_state: Option<&str>) -> anyhow:
     let (relay, store) = open(&change.filters.given).await?;
     let caller = Caller("command line".to_owned());
     let table = change.filters.table.scope();
-    let shown = Progress::begin(match (change.dry_run, verb) {
+    let what = match (change.dry_run, verb) {
         (true, _) => "Looking",
         (false, Verb::Discard) => "Discarding",
         (false, _) => "Moving to pending",
-    });
+    };
+    let shown = Progress::of_rows(what, change.filters.output);
     let progress = |rows: u64| shown.at(rows);
     let outcome = match verb {
         Verb::Discard => discard(store.as_ref(), &relay.routes, table, &request, &caller, &progress).await?,

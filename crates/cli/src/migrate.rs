@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::{
     manifests::{self, Given},
-    output::{Output, print_json},
+    output::{Output, Progress, print_json},
 };
 
 /// `queuebox migrate`.
@@ -52,7 +52,10 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
         return Ok(());
     }
     let wanted = MigrateOptions { baseline: options.baseline, binary_keys: false };
+    // Indexes on large tables are built beside the traffic, and that takes its time.
+    let shown = Progress::of_time("Migrating", options.output);
     let done = store.migrate(wanted).await.context("the migration failed")?;
+    drop(shown);
     store.close().await;
     if options.output == Output::Json {
         let Migrated { from, to, applied, adopted } = &done;

@@ -25,16 +25,27 @@ pub fn print_json(result: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Work that takes its time, shown on standard error when that is a terminal, and gone when it is over.
+/// Work that takes its time, shown on standard error where a person looks at it: it is a terminal, and no JSON was asked for. Gone when
+/// it is over.
 pub struct Progress(ProgressBar);
 
 impl Progress {
-    /// Begins.
-    pub fn begin(what: &'static str) -> Self {
-        let bar = ProgressBar::new_spinner().with_message(what);
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}: {human_pos} rows, {per_sec}, {elapsed}") {
+    /// Work that counts rows.
+    pub fn of_rows(what: &'static str, output: Output) -> Self {
+        Self::begin(what, output == Output::Text, "{spinner} {msg}: {human_pos} rows, {per_sec}, {elapsed}")
+    }
+
+    /// Work of which only the time is known.
+    pub fn of_time(what: &'static str, output: Output) -> Self {
+        Self::begin(what, output == Output::Text, "{spinner} {msg}, {elapsed}")
+    }
+
+    fn begin(what: &'static str, shown: bool, template: &str) -> Self {
+        let bar = if shown { ProgressBar::new_spinner() } else { ProgressBar::hidden() }.with_message(what);
+        if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
+        bar.tick();
         bar.enable_steady_tick(Duration::from_millis(200));
         Self(bar)
     }
@@ -42,6 +53,15 @@ impl Progress {
     /// So many rows so far.
     pub fn at(&self, rows: u64) {
         self.0.set_position(rows);
+    }
+
+    /// A part of the work begins. Where nobody looks it is a line of its own, so that a log shows how far it came.
+    pub fn part(&self, name: &str) {
+        if self.0.is_hidden() {
+            eprintln!("{name} …");
+        } else {
+            self.0.set_message(name.to_owned());
+        }
     }
 }
 

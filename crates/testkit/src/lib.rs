@@ -12,6 +12,7 @@
 #![allow(clippy::panic, clippy::expect_used, clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod child;
+mod evidence;
 mod kafka;
 mod kubernetes;
 mod nats;
@@ -28,6 +29,7 @@ mod tls;
 mod wait;
 
 pub use child::Signal;
+pub use evidence::{CANARY, keep};
 pub use kafka::{Kafka, KafkaProxy, kafka, private_kafka, private_kafka_with, try_kafka, try_private_kafka_with};
 pub use kubernetes::{Kubernetes, kubernetes, private_kubernetes, try_kubernetes};
 pub use nats::{Nats, nats, private_nats, private_nats_with, try_nats, try_private_nats_with};
@@ -37,7 +39,7 @@ pub use ports::free_port;
 pub use postgres::{
     Postgres, postgres, private_postgres, private_postgres_with, try_postgres, try_private_postgres_with,
 };
-pub use process::{CANARY, Process, ProcessBuilder, Unfinished, queuebox_binary};
+pub use process::{Process, ProcessBuilder, Unfinished, queuebox_binary};
 pub use proxy::{Proxy, ProxyMode};
 pub use rabbitmq::{
     RabbitMq, private_rabbitmq, private_rabbitmq_with, rabbitmq, try_private_rabbitmq_with, try_rabbitmq,

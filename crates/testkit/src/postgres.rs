@@ -12,8 +12,8 @@ use crate::shared::{Peer, Server, blocking, process_methods, process_wide};
 
 /// The superuser of the test servers.
 const USER: &str = "queuebox";
-/// Its password; a password, so that logins run as they do elsewhere.
-const PASSWORD: &str = "queuebox-secret";
+/// Its password; a password, so that logins run as they do elsewhere, and one that the scan of a run finds wherever it is shown.
+const PASSWORD: &str = "canary-7731-postgres";
 
 /// A running PostgreSQL server. Cheap to clone.
 #[derive(Debug, Clone)]

@@ -13,6 +13,18 @@ async fn examine(world: &World) -> (Option<i32>, Vec<Value>) {
     (status.code(), findings)
 }
 
+/// The one finding of `check`: its level and what mends it.
+fn told<'a>(findings: &'a [Value], check: &str) -> (&'a str, &'a str) {
+    let finding = findings.iter().find(|finding| text(finding, "check") == check);
+    finding.map_or(("", ""), |finding| (text(finding, "level"), finding["fix"].as_str().unwrap_or_default()))
+}
+
+/// Every finding that is not `ok` names its level and its fix.
+fn complaints(findings: &[Value]) -> Vec<(&str, &str, &str)> {
+    let wrong = findings.iter().filter(|finding| text(finding, "level") != "ok");
+    wrong.map(|f| (text(f, "check"), text(f, "level"), f["fix"].as_str().unwrap_or_default())).collect()
+}
+
 fn level<'a>(findings: &'a [Value], check: &str) -> &'a str {
     findings.iter().find(|finding| text(finding, "check") == check).map_or("", |finding| text(finding, "level"))
 }
@@ -64,6 +76,7 @@ mod doctor_examines_the_server {
         world.db.execute("ANALYZE outbox").await;
         let (status, findings) = examine(&world).await;
         assert_eq!((status, level(&findings, "plans")), (Some(0), "warning"), "{findings:?}");
+        assert!(told(&findings, "plans").1.contains("create the indexes"), "{findings:?}");
         for check in ["pooler", "rights", "writes", "isolation", "clocks", "connections", "transactions", "indexes"] {
             assert_eq!(level(&findings, check), "ok", "{check}: {findings:?}");
         }
@@ -79,34 +92,39 @@ mod doctor_examines_the_server {
         let folder = tempfile::Builder::new().prefix("queuebox-world-").tempdir().unwrap();
         let world = World::with(Db::postgres(server.url_of(&name)).await, folder).await;
         world.migrate().await;
-        for (check, what, broken, mended) in [
+        for (check, what, fix, broken, mended) in [
             (
                 "autovacuum",
                 "warning",
+                "switch it on",
                 "ALTER TABLE outbox SET (autovacuum_enabled = false)".to_owned(),
                 "ALTER TABLE outbox RESET (autovacuum_enabled)".to_owned(),
             ),
             (
                 "indexes",
                 "warning",
+                "queuebox migrate",
                 "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'idx_outbox_parent'::regclass".to_owned(),
                 "UPDATE pg_index SET indisvalid = true WHERE indexrelid = 'idx_outbox_parent'::regclass".to_owned(),
             ),
             (
                 "replication slots",
                 "warning",
+                "pg_drop_replication_slot",
                 "SELECT pg_create_physical_replication_slot('queuebox_old')".to_owned(),
                 "SELECT pg_drop_replication_slot('queuebox_old')".to_owned(),
             ),
             (
                 "features",
                 "warning",
+                "queuebox migrate",
                 "ALTER TABLE inbox RENAME COLUMN trace_parent TO elsewhere".to_owned(),
                 "ALTER TABLE inbox RENAME COLUMN elsewhere TO trace_parent".to_owned(),
             ),
             (
                 "writes",
                 "error",
+                "connect to the primary",
                 format!("ALTER DATABASE {name} SET default_transaction_read_only = on"),
                 format!(
                     "SET default_transaction_read_only = off; ALTER DATABASE {name} RESET default_transaction_read_only"
@@ -116,20 +134,18 @@ mod doctor_examines_the_server {
             world.db.execute(&broken).await;
             let (status, findings) = examine(&world).await;
             assert_eq!(status, Some(i32::from(what == "error")), "{check}: {findings:?}");
-            let told: Vec<&str> = findings
-                .iter()
-                .filter(|finding| text(finding, "level") != "ok")
-                .map(|finding| text(finding, "check"))
-                .collect();
-            assert_eq!(told, [check], "{findings:?}");
-            assert_eq!(level(&findings, check), what, "{findings:?}");
-            let fix = findings.iter().find(|finding| text(finding, "check") == check).unwrap()["fix"].as_str();
-            assert!(check == "features" || fix.is_some_and(|fix| !fix.is_empty()), "{findings:?}");
+            let told = complaints(&findings);
+            assert!(
+                matches!(told[..], [(of, level, mend)] if (of, level) == (check, what) && mend.contains(fix)),
+                "{findings:?}"
+            );
             world.db.execute(&mended).await;
         }
         let world = world.relay(json!({ "database": { "poolSize": 250 } }));
         let (status, findings) = examine(&world).await;
-        assert_eq!((status, level(&findings, "connections")), (Some(0), "warning"), "{findings:?}");
+        assert_eq!(status, Some(0), "{findings:?}");
+        let (level, fix) = told(&findings, "connections");
+        assert!(level == "warning" && fix.contains("max_connections"), "{findings:?}");
         world.finish().await;
     }
 
@@ -155,6 +171,7 @@ mod doctor_examines_the_server {
         world.db.execute(&format!("GRANT USAGE ON SCHEMA public TO {role}")).await;
         let (status, findings) = examine(&world).await;
         assert_eq!((status, level(&findings, "rights")), (Some(1), "error"), "{findings:?}");
+        assert!(told(&findings, "rights").1.contains("queuebox migrate --print-grants"), "{findings:?}");
         world.db.execute(&grants).await;
         let (status, findings) = examine(&world).await;
         assert_eq!((status, level(&findings, "rights")), (Some(0), "ok"), "{findings:?}");
@@ -170,9 +187,77 @@ mod doctor_examines_the_server {
         let writer = world.db.begin().await;
         let (status, findings) = examine(&world).await;
         assert_eq!((status, level(&findings, "write lock")), (Some(1), "error"), "{findings:?}");
+        assert_eq!(told(&findings, "write lock").1, "end the transaction that holds it");
         writer.rollback().await;
         let (status, findings) = examine(&world).await;
         assert_eq!((status, level(&findings, "write lock")), (Some(0), "ok"), "{findings:?}");
         world.finish().await;
+    }
+
+    /// A pooler in transaction mode works and is told, one that gives its connection away after each statement is refused; behind it
+    /// also the server's own isolation counts.
+    #[tokio::test]
+    async fn pooler() {
+        let server = testkit::postgres().await;
+        let name = server.fresh_database_name().await;
+        let folder = tempfile::Builder::new().prefix("queuebox-world-").tempdir().unwrap();
+        let world = World::with(Db::postgres(server.url_of(&name)).await, folder).await;
+        world.migrate().await;
+        let isolation = format!("ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'");
+        world.db.execute(&isolation).await;
+        let transactions = testkit::pgbouncer(&server, testkit::PoolMode::Transaction).await;
+        let world = world.env("DATABASE_URL", &transactions.url_of(&name));
+        let (status, findings) = examine(&world).await;
+        assert_eq!(status, Some(0), "{findings:?}");
+        let wrong = complaints(&findings);
+        assert!(
+            matches!(wrong[..], [("pooler", "warning", pooler), ("isolation", "warning", isolation)]
+                if pooler.contains("capture.connection") && isolation.contains("'read committed'")),
+            "{findings:?}"
+        );
+        // Whoever polls anyway misses nothing.
+        let world = world.relay(json!({ "capture": { "mode": "Polling" } }));
+        let (status, findings) = examine(&world).await;
+        assert_eq!((status, level(&findings, "pooler")), (Some(0), "ok"), "{findings:?}");
+        let statements = testkit::pgbouncer(&server, testkit::PoolMode::Statement).await;
+        let world = world.env("DATABASE_URL", &statements.url_of(&name));
+        let (status, findings) = examine(&world).await;
+        assert_eq!(status, Some(1), "{findings:?}");
+        assert!(
+            matches!(complaints(&findings)[..], [("pooler", "error", fix)] if fix.contains("pool_mode to transaction")),
+            "{findings:?}"
+        );
+        world.finish().await;
+    }
+
+    /// A log that nobody resets, and a file that was damaged.
+    #[tokio::test]
+    async fn file_of_sqlite() {
+        let world = World::on(Kind::Sqlite).await;
+        world.migrate().await;
+        // The log is there for as long as somebody has the file open and wrote to it.
+        world.db.execute("INSERT INTO outbox (topic, payload, state) VALUES ('order', '1', 'sent')").await;
+        let log = format!("{}-wal", world.db.address);
+        let open = |path: &str| std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        open(&log).set_len(300 << 20).unwrap();
+        let (status, findings) = examine(&world).await;
+        assert_eq!(status, Some(0), "{findings:?}");
+        assert!(
+            matches!(complaints(&findings)[..], [("log", "warning", fix)] if fix.contains("keeps a transaction open")),
+            "{findings:?}"
+        );
+        world.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").await;
+        let (status, findings) = examine(&world).await;
+        assert_eq!((status, complaints(&findings).len()), (Some(0), 0), "{findings:?}");
+        // A page of an index that says of itself what cannot be.
+        let page = world.db.row("SELECT rootpage, (SELECT page_size FROM pragma_page_size) AS size FROM sqlite_master WHERE name = 'idx_outbox_dead'").await;
+        let start = (page["rootpage"].as_u64().unwrap() - 1) * page["size"].as_u64().unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&open(&world.db.address), &[0xff; 64], start).unwrap();
+        let (status, findings) = examine(&world).await;
+        assert_eq!(status, Some(1), "{findings:?}");
+        assert!(
+            matches!(complaints(&findings)[..], [("file", "error", fix)] if fix.contains("restore the file from a backup")),
+            "{findings:?}"
+        );
     }
 }

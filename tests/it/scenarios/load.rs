@@ -157,6 +157,76 @@ mod overload_is_refused_not_lost {
     on_every_database!(too_many_bytes, slow_store);
 }
 
+mod overload_by_hostile_senders {
+    use super::*;
+
+    /// Source, headers, body, and the status that it gets.
+    type Attack<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a str, u16);
+
+    /// Bodies that never end, too large, too deep, broken, packed and forged, without a pause: each gets the answer of the contract, and
+    /// good senders are served while all of that is under way. A hundred of the slow ones are still open at the end.
+    async fn beside_good_traffic(kind: Kind) {
+        const SLOW: usize = 100;
+        let hmac = json!({ "hmac": { "secretFrom": { "env": "SECRET" } } });
+        let world = World::on(kind)
+            .await
+            .env("SECRET", testkit::CANARY)
+            .source("hooks", json!({}))
+            .source("signed", json!({ "http": { "path": "/signed", "auth": hmac } }))
+            .relay(json!({ "inbox": { "maxBodySize": "64KiB", "bodyTimeout": "10m" } }));
+        let worker = world.start().await;
+        let mut slow = Vec::new();
+        for n in 0..SLOW {
+            slow.push(begin(&worker, "hooks", 60_000, format!(r#"{{"id":"slow-{n}","#).as_bytes()).await);
+        }
+        let (deep, large) = ("[".repeat(200) + &"]".repeat(200), payload_of(65 << 10, 1));
+        let forged = ("x-signature", "sha256=0000000000000000000000000000000000000000000000000000000000000000");
+        let attacks: [Attack<'_>; 6] = [
+            ("hooks", &[], &large, 413),
+            ("hooks", &[], &deep, 400),
+            ("hooks", &[], "{\"id\":", 400),
+            ("hooks", &[("content-encoding", "gzip")], "x", 415),
+            ("signed", &[forged], r#"{"id":"forged"}"#, 401),
+            // What was taken before, sent again.
+            ("hooks", &[], r#"{"id":"replayed"}"#, 200),
+        ];
+        worker.post("hooks", r#"{"id":"replayed"}"#).await.accepted();
+        let done = std::cell::Cell::new(false);
+        let good = async {
+            for n in 0..100 {
+                worker.post("hooks", format!(r#"{{"id":"good-{n}"}}"#)).await.accepted();
+            }
+            world.db.wait_states("outbox", &[("sent", 101)]).await;
+            done.set(true);
+        };
+        tokio::join!(attack(&worker, &attacks, &done), attack(&worker, &attacks, &done), good);
+        assert_eq!(world.receiver.count(), 101);
+        assert_eq!(world.db.count("SELECT count(*) FROM inbox").await, 101, "nothing of the rest left a row");
+        for stream in &mut slow {
+            // Still being read: neither answered nor cut off.
+            let mut byte = [0];
+            let heard = futures::FutureExt::now_or_never(stream.read(&mut byte));
+            assert!(heard.is_none(), "{heard:?}");
+        }
+        drop(slow);
+        world.finish().await;
+    }
+
+    async fn attack(worker: &Worker, attacks: &[Attack<'_>], done: &std::cell::Cell<bool>) {
+        loop {
+            for (source, headers, body, status) in attacks {
+                let answer = worker.post_with(source, headers, *body).await;
+                assert_eq!(answer.status, *status, "{source} {headers:?}: {answer:?}");
+            }
+            if done.get() {
+                return;
+            }
+        }
+    }
+
+    on_every_database!(beside_good_traffic);
+}
+
 /// The SQL blocks of the guide's page on delivery.
 fn recipes() -> Vec<String> {
     let page = std::fs::read_to_string(testkit::workspace_root().join("docs/guide/delivery.md")).unwrap();

@@ -21,6 +21,7 @@ mod pull;
 mod real_input;
 mod relay;
 mod rollout;
+mod rotation;
 mod schema;
 mod sending;
 mod soak;

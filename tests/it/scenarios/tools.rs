@@ -179,6 +179,29 @@ async fn commands_print_json_and_exit_codes() {
     world.finish().await;
 }
 
+/// Long work shows how far it is to somebody at a terminal, and to nobody else.
+#[tokio::test]
+async fn progress_is_shown_on_a_terminal_only() {
+    let world = World::on(Kind::Sqlite).await;
+    let folder = world.write_manifests(1, 2);
+    let migrate = ["migrate", "-f", folder.to_str().unwrap()];
+    let command = format!("{} {}", testkit::queuebox_binary().display(), migrate.join(" "));
+    // A terminal of its own.
+    let at_a_terminal = async |more: &str| {
+        let command = format!("{command}{more}");
+        let (status, out, log) = Process::program("script").args(["-qefc", &command, "/dev/null"]).run(PATIENCE).await;
+        assert!(status.success(), "{out}{log}");
+        out + &log
+    };
+    let seen = at_a_terminal("").await;
+    assert!(seen.contains("Migrating") && seen.contains("The schema is at version"), "{seen}");
+    let json = at_a_terminal(" --output json").await;
+    assert!(!json.contains("Migrating") && serde_json::from_str::<Value>(json.trim()).is_ok(), "{json}");
+    let (status, out, log) = world.program(&migrate).run(PATIENCE).await;
+    assert!(status.success() && !format!("{out}{log}").contains("Migrating"), "{out}{log}");
+    world.finish().await;
+}
+
 /// Every line of a JSON log is an object, and what is said of a message carries its id.
 async fn json_log_has_message_ids(kind: Kind) {
     let world = World::on(kind).await.source("hooks", json!({ "topic": "{{ eventType }}", "eventTypePath": "$.type" }));

@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::{
     PostgresStore,
     cells::Cells,
+    config::Capture,
     db::{Args, Mode},
     error::Error,
 };
@@ -71,12 +72,12 @@ const HOT_READS: [(&str, &str, &str); 3] = [
 
 impl PostgresStore {
     pub(crate) async fn examine_all(&self) -> Result<Vec<Finding>, Error> {
-        let mut findings = vec![match self.db.mode().await? {
-            Mode::Direct => ok("pooler", "none: connections are direct"),
-            Mode::Pooled => {
-                warning("pooler", "a pooler is in the way", "give capture.connection a direct way for wake-up")
-            }
-        }];
+        let pooler = self.examine_pooler().await?;
+        let refused = pooler.level == "error";
+        let mut findings = vec![pooler];
+        if refused {
+            return Ok(findings);
+        }
         let look = self.look(&self.names).await?;
         match self.demand(&look) {
             Ok(()) => findings.push(ok("tables", "every column and constraint that QueueBox needs is there")),
@@ -85,8 +86,8 @@ impl PostgresStore {
                 return Ok(findings);
             }
         }
-        for note in self.notes(&look, &self.features_of(&look), 0, Mode::Direct) {
-            findings.push(Finding { check: "features".to_owned(), level: "warning", detail: note, fix: None });
+        for (detail, fix) in self.notes(&look, &self.features_of(&look), 0, Mode::Direct) {
+            findings.push(Finding { check: "features".to_owned(), level: "warning", detail, fix });
         }
         findings.push(self.examine_rights().await?);
         if let Some(row) = self.db.rows(&self.sql(SERVER), Args::new()).await?.first() {
@@ -95,6 +96,28 @@ impl PostgresStore {
         findings.push(self.examine_indexes().await?);
         findings.push(self.examine_plans().await?);
         Ok(findings)
+    }
+
+    async fn examine_pooler(&self) -> Result<Finding, Error> {
+        if self.db.mode().await? == Mode::Direct {
+            return Ok(ok("pooler", "none: connections are direct"));
+        }
+        if let Err(error) = self.check_pool_mode().await {
+            return Ok(failure(
+                "pooler",
+                error.to_string(),
+                "set pool_mode to transaction, or connect past the pooler",
+            ));
+        }
+        Ok(match &self.config.capture {
+            Capture::Auto(Some(_)) => ok("pooler", "in transaction mode; wake-up goes past it by capture.connection"),
+            Capture::Polling => ok("pooler", "in transaction mode; workers poll, as capture.mode says"),
+            Capture::Auto(None) => warning(
+                "pooler",
+                "in transaction mode: nothing can wake the workers, so they poll",
+                "give capture.connection a direct way to the server, or set capture.mode to Polling",
+            ),
+        })
     }
 
     async fn examine_rights(&self) -> Result<Finding, Error> {
@@ -263,7 +286,9 @@ mod tests {
     #[test]
     fn an_old_server_and_an_old_transaction_are_told() {
         assert_eq!((server(140_000).level, server(130_012).level), ("ok", "error"));
+        assert_eq!(server(130_012).fix.as_deref(), Some("upgrade the server"));
         assert_eq!((transactions(299.0).level, transactions(301.0).level), ("ok", "warning"));
+        assert_eq!(transactions(301.0).fix.as_deref(), Some("look at pg_stat_activity and end it"));
     }
 
     #[test]
@@ -273,5 +298,6 @@ mod tests {
         assert_eq!(clocks(now).level, "ok");
         assert_eq!(clocks(now - 600.0).level, "warning");
         assert_eq!(clocks(now + 600.0).level, "warning");
+        assert_eq!(clocks(now + 600.0).fix.as_deref(), Some("synchronise both with NTP"));
     }
 }

@@ -335,13 +335,20 @@ impl PostgresStore {
         Some(format!("ALTER TABLE {{{table}}} ADD {named}UNIQUE ({list})"))
     }
 
-    pub(crate) fn notes(&self, look: &Look, features: &Features, version: u32, mode: Mode) -> Vec<String> {
+    /// What is off or odd, each with what mends it.
+    pub(crate) fn notes(
+        &self,
+        look: &Look,
+        features: &Features,
+        version: u32,
+        mode: Mode,
+    ) -> Vec<(String, Option<String>)> {
         let mut notes = Vec::new();
         let renamed = !self.names.renamed().is_empty();
         let mend = if renamed { "add the column by hand" } else { "run \"queuebox migrate\"" };
         let mut off = |on: bool, feature: &str, needs: &str, mend: &str| {
             if !on {
-                notes.push(format!("{feature}; it needs {needs}: {mend}"));
+                notes.push((format!("{feature}; it needs {needs}"), Some(mend.to_owned())));
             }
         };
         off(features.fan_out, "fan-out is off", "outbox.destination and outbox.parent_id (schema version 12)", mend);
@@ -373,17 +380,15 @@ impl PostgresStore {
             trigger,
         );
         if features.merging_keys {
-            notes.push(
-                "the collation of inbox.source or inbox.idempotency_key is not deterministic, so keys may merge; change these columns \
-                 to COLLATE \"C\""
+            notes.push((
+                "the collation of inbox.source or inbox.idempotency_key is not deterministic, so keys may merge"
                     .to_owned(),
-            );
+                Some("change these columns to COLLATE \"C\"".to_owned()),
+            ));
         }
         if version > CATALOG.newest() {
-            notes.push(format!(
-                "the schema has version {version}, newer than {}; it is used as it is",
-                CATALOG.newest()
-            ));
+            let newest = CATALOG.newest();
+            notes.push((format!("the schema has version {version}, newer than {newest}; it is used as it is"), None));
         }
         if mode == Mode::Pooled {
             let wake = if matches!(self.config.capture, Capture::Auto(Some(_))) {
@@ -391,9 +396,8 @@ impl PostgresStore {
             } else {
                 ", and without capture.connection it polls"
             };
-            notes.push(format!(
-                "a pooler stands in front of the database: each statement has its own transaction{wake}"
-            ));
+            let pooled = "a pooler stands in front of the database: each statement has its own transaction";
+            notes.push((format!("{pooled}{wake}"), None));
         }
         notes
     }
@@ -442,11 +446,13 @@ impl PostgresStore {
         let features = self.features_of(&look);
         self.set_features(features);
         self.plan_wake(&look, &features, mode);
-        Ok(SchemaReport { version, notes: self.notes(&look, &features, version, mode) })
+        let told = |(note, mend): (String, Option<String>)| mend.map_or(note.clone(), |mend| format!("{note}: {mend}"));
+        let notes = self.notes(&look, &features, version, mode).into_iter().map(told).collect();
+        Ok(SchemaReport { version, notes })
     }
 
     /// A pooler that gives the connection away after each statement cannot carry a transaction.
-    async fn check_pool_mode(&self) -> Result<(), Error> {
+    pub(crate) async fn check_pool_mode(&self) -> Result<(), Error> {
         let mut tx = match self.db.begin().await {
             Err(error) if error.sqlstate().as_deref().is_some_and(|code| code.starts_with("08")) => {
                 return Err(Error::Misconfigured {

@@ -161,9 +161,8 @@ impl SqliteStore {
             self.count(&mut session, &mut boundary, place, end).await.map_err(|error| classify(&error))?;
         }
         session.commit().await?;
-        match end {
-            Some((end, false)) => return Ok((0, Some(Pass::Search(boundary, end)))),
-            Some((_, true)) | None => {}
+        if let Some((end, false)) = end {
+            return Ok((0, Some(Pass::Search(boundary, end))));
         }
         Ok(match boundary.lap() {
             Lap::NothingToDo => (0, None),

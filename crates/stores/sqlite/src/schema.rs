@@ -1,6 +1,9 @@
 //! Tables, history and the check at start (contract 2.2 to 2.7).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
 
 use async_trait::async_trait;
 use queuebox_core::{
@@ -435,11 +438,28 @@ fn finding(check: &str, level: &'static str, detail: String, fix: Option<&str>) 
     Finding { check: check.to_owned(), level, detail, fix: fix.map(str::to_owned) }
 }
 
+/// A large file takes minutes to look at.
+const QUICK_CHECK_MAX: Duration = Duration::from_secs(5);
+
+/// What SQLite says of the file; nothing when that takes longer than `max`.
+async fn quick_check(connection: &mut SqliteConnection, max: Duration) -> Result<Option<String>, sqlx::Error> {
+    const OPERATIONS: i32 = 100;
+    let until = Instant::now() + max;
+    connection.lock_handle().await?.set_progress_handler(OPERATIONS, move || Instant::now() < until);
+    let said = sqlx::query_scalar("PRAGMA quick_check(1)").fetch_one(&mut *connection).await;
+    connection.lock_handle().await?.remove_progress_handler();
+    match said {
+        Ok(said) => Ok(Some(said)),
+        Err(error) if queuebox_sql::errors::code(&error).as_deref() == Some("9") => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 async fn pragmas(connection: &mut SqliteConnection) -> Result<Vec<Finding>, sqlx::Error> {
     let version: String = sqlx::query_scalar("SELECT sqlite_version()").fetch_one(&mut *connection).await?;
     let mode: String = sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut *connection).await?;
     let flush: i64 = sqlx::query_scalar("PRAGMA synchronous").fetch_one(&mut *connection).await?;
-    let damage: String = sqlx::query_scalar("PRAGMA quick_check(1)").fetch_one(&mut *connection).await?;
+    let damage = quick_check(connection, QUICK_CHECK_MAX).await?;
     let wal = mode.eq_ignore_ascii_case("wal");
     Ok(vec![
         finding("SQLite", "ok", format!("version {version}"), None),
@@ -453,13 +473,63 @@ async fn pragmas(connection: &mut SqliteConnection) -> Result<Vec<Finding>, sqlx
             "flush",
             if flush >= 2 { "ok" } else { "error" },
             format!("synchronous {}", ["OFF", "NORMAL", "FULL", "EXTRA"].get(flush as usize).unwrap_or(&"unknown")),
-            (flush < 2).then_some("a commit could be lost with the power"),
+            (flush < 2).then_some("set PRAGMA synchronous to FULL: otherwise a commit could be lost with the power"),
         ),
-        finding(
-            "file",
-            if damage == "ok" { "ok" } else { "error" },
-            format!("quick_check says {damage}"),
-            (damage != "ok").then_some("restore the file from a backup"),
-        ),
+        match damage.as_deref() {
+            Some("ok") => finding("file", "ok", "quick_check says ok".to_owned(), None),
+            Some(damage) => {
+                finding("file", "error", format!("quick_check says {damage}"), Some("restore the file from a backup"))
+            }
+            None => {
+                let detail = format!("too large to be looked at within {} s", QUICK_CHECK_MAX.as_secs());
+                finding("file", "ok", detail, Some("\"PRAGMA quick_check\" in the sqlite3 program looks at all of it"))
+            }
+        },
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::{ConnectOptions as _, Connection as _, sqlite::SqliteConnectOptions};
+
+    use super::*;
+
+    /// A file as QueueBox would never leave it: the findings say so, and what mends each.
+    #[tokio::test]
+    async fn a_file_that_loses_commits_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = SqliteConnectOptions::new().filename(folder.path().join("other.db")).create_if_missing(true);
+        for (setting, check, detail, fix) in [
+            ("PRAGMA synchronous = NORMAL", "flush", "synchronous NORMAL", "a commit could be lost with the power"),
+            ("PRAGMA synchronous = OFF", "flush", "synchronous OFF", "a commit could be lost with the power"),
+            ("PRAGMA journal_mode = DELETE", "journal", "mode delete", "move the file off the network share"),
+        ] {
+            let mut connection = file.connect().await.unwrap();
+            sqlx::raw_sql("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
+                .execute(&mut connection)
+                .await
+                .unwrap();
+            let fine = pragmas(&mut connection).await.unwrap();
+            assert!(fine.iter().all(|finding| finding.level == "ok" && finding.fix.is_none()), "{fine:?}");
+            sqlx::raw_sql(setting).execute(&mut connection).await.unwrap();
+            let told = pragmas(&mut connection).await.unwrap();
+            let wrong: Vec<_> = told.iter().filter(|finding| finding.level != "ok").collect();
+            assert_eq!(wrong.len(), 1, "{told:?}");
+            assert_eq!((wrong[0].check.as_str(), wrong[0].level, wrong[0].detail.as_str()), (check, "error", detail));
+            assert!(wrong[0].fix.as_deref().is_some_and(|told| told.contains(fix)), "{told:?}");
+            connection.close().await.unwrap();
+        }
+    }
+
+    /// A file that is too large to be looked at keeps nobody waiting, and the connection goes on.
+    #[tokio::test]
+    async fn a_look_at_the_file_has_an_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = SqliteConnectOptions::new().filename(folder.path().join("large.db")).create_if_missing(true);
+        let mut connection = file.connect().await.unwrap();
+        let fill = "CREATE TABLE t AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000) SELECT i FROM n";
+        sqlx::raw_sql(fill).execute(&mut connection).await.unwrap();
+        assert_eq!(quick_check(&mut connection, Duration::ZERO).await.unwrap(), None);
+        assert_eq!(quick_check(&mut connection, Duration::from_secs(60)).await.unwrap().as_deref(), Some("ok"));
+    }
 }

@@ -1,0 +1,57 @@
+//! What a whole run of the tests printed, kept in one folder so that one scan at its end can look for secrets: `./dev test` names the
+//! folder in `QUEUEBOX_TEST_OUTPUT` and fails when anything in it holds one.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The text that tests use for every secret, alone or as the beginning of one. Whatever QueueBox prints or answers, this is not in it.
+pub const CANARY: &str = "canary-7731";
+
+/// [`CANARY`], and as it would appear in a `Basic` header, a Kubernetes Secret or a URL; one per line. `./dev` reads the same file.
+pub(crate) const SECRETS: &str = include_str!("secrets.txt");
+
+/// Keeps what a program printed or a port answered for the scan. Does nothing in a run that has none.
+pub fn keep(who: &str, texts: &[&str]) {
+    let Some(folder) = std::env::var_os("QUEUEBOX_TEST_OUTPUT") else { return };
+    keep_in(Path::new(&folder), who, texts);
+}
+
+fn keep_in(folder: &Path, who: &str, texts: &[&str]) {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let file = folder.join(format!("{who}-{}-{number}.txt", std::process::id()));
+    // What is not kept is not searched: better no run than one that looks at less.
+    std::fs::write(&file, texts.join("\n")).unwrap_or_else(|error| panic!("cannot keep {}: {error}", file.display()));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    fn scan(folder: &Path) -> (bool, String) {
+        let dev = crate::packages::workspace_root().join("dev");
+        let output = Command::new("bash").arg(dev).arg("scan").arg(folder).output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    /// What is kept is found by the scan of `./dev`, in every form, and what holds no secret is not.
+    #[test]
+    fn the_scan_of_a_run_finds_each_form_of_a_secret() {
+        assert_eq!(SECRETS.lines().next(), Some(CANARY));
+        let folder = tempfile::tempdir().unwrap();
+        keep_in(folder.path(), "queuebox", &["nothing of it", "canary-773"]);
+        let (clean, said) = scan(folder.path());
+        assert!(clean, "{said}");
+        for secret in SECRETS.lines() {
+            let leaky = tempfile::tempdir().unwrap();
+            keep_in(leaky.path(), "queuebox", &["fine", &format!("password={secret}1")]);
+            let (clean, said) = scan(leaky.path());
+            assert!(!clean && said.contains("queuebox-"), "{secret}: {said}");
+            assert!(!said.contains(secret), "it names the place, not the secret: {said}");
+        }
+        let empty = tempfile::tempdir().unwrap();
+        assert!(!scan(empty.path()).0, "a run that kept nothing was not searched");
+    }
+}
