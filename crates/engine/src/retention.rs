@@ -100,9 +100,7 @@ impl Retention {
             match self.ledger.prune(self.table, state, rule, self.keep.batch_size).await {
                 Ok(step) => {
                     failures = 0;
-                    if step.rows > 0 {
-                        self.observer.observe(&InboxEvent::Deleted { table: self.table, rows: step.rows });
-                    }
+                    self.observer.observe(&InboxEvent::Deleted { table: self.table, rows: step.rows });
                     if !step.more {
                         return Ok(());
                     }

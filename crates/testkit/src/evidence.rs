@@ -1,8 +1,8 @@
 //! What a whole run of the tests printed, kept in one folder so that one scan at its end can look for secrets: `./dev test` names the
 //! folder in `QUEUEBOX_TEST_OUTPUT` and fails when anything in it holds one.
 
+use std::io::Write;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The text that tests use for every secret, alone or as the beginning of one. Whatever QueueBox prints or answers, this is not in it.
 pub const CANARY: &str = "canary-7731";
@@ -17,11 +17,11 @@ pub fn keep(who: &str, texts: &[&str]) {
 }
 
 fn keep_in(folder: &Path, who: &str, texts: &[&str]) {
-    static NUMBER: AtomicU32 = AtomicU32::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let file = folder.join(format!("{who}-{}-{number}.txt", std::process::id()));
+    let path = folder.join(format!("{who}-{}.txt", std::process::id()));
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(&path);
+    let written = file.and_then(|mut file| file.write_all(format!("{}\n", texts.join("\n")).as_bytes()));
     // What is not kept is not searched: better no run than one that looks at less.
-    std::fs::write(&file, texts.join("\n")).unwrap_or_else(|error| panic!("cannot keep {}: {error}", file.display()));
+    written.unwrap_or_else(|error| panic!("cannot keep {}: {error}", path.display()));
 }
 
 #[cfg(test)]

@@ -330,7 +330,7 @@ async fn retention_deletes_finished_only(kind: Kind) {
 
     // By count: of each state by itself.
     let rows = (0..10).map(|n| finished("order", n, if n < 6 { "sent" } else { "dead" }));
-    world.db.insert_all(rows.map(|row| row.set("updated_at", &world.db.in_seconds(60)))).await;
+    world.db.insert_all(rows.map(|row| row.set("updated_at", &world.db.in_seconds(0)))).await;
     let world = world.relay(json!({ "retention": { "outbox": { "maxAge": null, "maxCount": 3 } } }));
     world.start().await;
     world.db.wait_states("outbox", &[("pending", 2), ("processing", 2), ("sent", 3), ("dead", 3)]).await;
