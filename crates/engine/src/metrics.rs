@@ -241,12 +241,13 @@ impl Metrics {
 
     /// Rows were found `processing` after their lease had ended.
     pub fn recovered(&self, recovered: &Recovered) {
-        let all = recovered.pending + recovered.dead;
+        let dead = recovered.dead.len() as u64;
+        let all = recovered.pending + dead;
         if all > 0 {
             self.reclaimed.inc_by(all);
             self.crashes.with_label_values(&["outbox"]).inc_by(all);
-            self.outbox_messages.with_label_values(&["dead"]).inc_by(recovered.dead);
-            tracing::warn!(rows = all, dead = recovered.dead, "Recovered rows whose lease had ended.");
+            self.outbox_messages.with_label_values(&["dead"]).inc_by(dead);
+            tracing::warn!(rows = all, dead, "Recovered rows whose lease had ended.");
         }
     }
 

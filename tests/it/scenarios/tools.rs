@@ -58,6 +58,16 @@ async fn tail_follows_outcomes(kind: Kind) {
     assert_eq!(line.lines().count(), 1, "{line}");
     assert!(line.contains(&id) && line.contains("order.made") && line.contains("-> receiver"), "{line}");
 
+    // A row that the death of a worker too many left behind: nobody had it in memory.
+    let buried = tail(&["--output", "json", "--limit", "1", "--destination", "receiver", "--status", "dead"]);
+    buried.wait_output("Following", PATIENCE).await;
+    let ended = world.db.in_seconds(-1);
+    let row = OutboxRow::new("order.fatal", 5).key("k").set("state", "'processing'").set("crashes", "4");
+    world.db.insert(row.set("lease_expires_at", &ended)).await;
+    assert!(buried.wait(PATIENCE).await.success(), "{}", buried.output());
+    assert_eq!(told(&buried), [("dead".to_owned(), "order.fatal".to_owned(), "receiver".to_owned())].into());
+    assert!(buried.stdout().contains("crashes:"), "{}", buried.stdout());
+
     // It ends after a time, when the worker ends, and not at all without the right to follow.
     let (status, out, log) = tail(&["--for", "200ms"]).ended().await;
     assert!(status.success() && out.is_empty(), "{out}{log}");

@@ -172,12 +172,31 @@ pub struct Recovered {
     /// Rows put back to `pending`, `crashes` + 1.
     pub pending: u64,
     /// Rows that reached `max_crashes` and are `dead`, code `crashes`.
-    pub dead: u64,
+    pub dead: Vec<Buried>,
     /// Rows of the lanes that are still `processing` and not ours: under somebody else's token and a lease that has not ended, or
     /// beyond the bound of one call.
     pub unexpired: u64,
     /// The lanes of these rows. They hold the later rows of their keys, so such a lane is not worked yet; the others are.
     pub waiting: LaneSet,
+}
+
+/// A row that is dead because the lease of its claim ended too often.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Buried {
+    /// Its id.
+    pub id: Uuid,
+    /// Its topic.
+    pub topic: String,
+    /// Its key; `None` = none, or an empty one.
+    pub key: Option<String>,
+    /// Of a child: where it should have gone.
+    pub destination: Option<String>,
+    /// Failed attempts.
+    pub attempt: i32,
+    /// `created_at`, in microseconds since 1970.
+    pub created_at_us: i64,
+    /// `last_error`, code first.
+    pub error: String,
 }
 
 /// Gauges of the table, counted up to a bound.

@@ -12,7 +12,7 @@ use queuebox_core::{
     message::{Position, Stamp},
     ports::{
         Fence, Store,
-        outbox::{Expansion, Polled, Settle},
+        outbox::{Buried, Expansion, Polled, Settle},
     },
 };
 use tokio::{
@@ -62,6 +62,8 @@ pub enum Order {
     },
     /// Rows were recovered after a crash: look at everything.
     Recovered,
+    /// Rows were found dead of crashes: those who follow are told.
+    Buried(Vec<Buried>),
     /// Whether this configuration may declare rows without a route dead.
     MayKillNoRoute(bool),
 }
@@ -528,6 +530,7 @@ impl Driver {
                 self.window.lap_now(now);
                 self.hurry(now);
             }
+            Order::Buried(rows) => self.mourn(rows),
             Order::MayKillNoRoute(may) => self.window.set_may_kill_no_route(may),
             Order::Stop { deadline, done } => {
                 self.stopping = Some((deadline, done));
@@ -583,6 +586,7 @@ impl Driver {
         }
         // Outcomes of dropped publishes that are on their way already mean nothing any more.
         self.epoch += 1;
+        self.told.clear();
         self.failure_pause = Duration::ZERO;
         self.settles_repeated = false;
         self.idle_written = false;
@@ -676,6 +680,28 @@ impl Driver {
     fn show(&self, status: Status, id: Uuid, destination: Option<usize>, error: Option<String>, wall_us: i64) {
         if self.parts.tail.is_watched() {
             self.parts.tail.tell(self.outcome(status, id, destination, error, wall_us));
+        }
+    }
+
+    /// Rows that ended dead of crashes were never in memory here.
+    fn mourn(&mut self, rows: Vec<Buried>) {
+        if !self.parts.tail.is_watched() {
+            return;
+        }
+        let at_us = jiff::Timestamp::now().as_microsecond();
+        for row in rows {
+            let destination = self.window.destination_of(&row.topic, row.destination.as_deref());
+            self.parts.tail.tell(Outcome {
+                at_us,
+                status: Status::Dead,
+                message_id: row.id,
+                topic: Some(row.topic),
+                key: row.key,
+                destination: destination.or(row.destination),
+                attempt: row.attempt,
+                created_at_us: Some(row.created_at_us),
+                error: Some(row.error),
+            });
         }
     }
 

@@ -1870,6 +1870,14 @@ impl Window {
         &self.slots[slot].name
     }
 
+    /// Where a row goes, if it goes to one destination.
+    pub fn destination_of(&mut self, topic: &str, destination: Option<&str>) -> Option<String> {
+        match self.routes.target(topic, destination) {
+            Target::One { destination, .. } => Some(self.slots[destination].name.to_string()),
+            Target::Many { .. } | Target::NoRoute => None,
+        }
+    }
+
     /// Route at `index`.
     pub fn route(&self, index: usize) -> &crate::config::Route {
         self.routes.route(index)

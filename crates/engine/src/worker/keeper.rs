@@ -387,6 +387,9 @@ impl Keeper {
         }
         let recovered = self.parts.store.recover(&live.fence, lanes, self.parts.config.outbox.max_crashes).await?;
         self.parts.metrics.recovered(&recovered);
+        if !recovered.dead.is_empty() {
+            let _ = self.parts.orders.send(Order::Buried(recovered.dead));
+        }
         let waiting = recovered.waiting.intersect(lanes);
         if !waiting.minus(live.waiting).is_empty() {
             tracing::info!(

@@ -87,6 +87,9 @@ impl Upkeep {
         match self.store.recover(&fence, lanes, self.relay.outbox.max_crashes).await {
             Ok(recovered) => {
                 self.metrics.recovered(&recovered);
+                if !recovered.dead.is_empty() {
+                    let _ = self.orders.send(Order::Buried(recovered.dead));
+                }
                 if recovered.pending > 0 {
                     let _ = self.orders.send(Order::Recovered);
                 }

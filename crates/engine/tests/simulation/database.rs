@@ -1,7 +1,10 @@
 //! A database in memory that keeps the laws of the store ports, and nothing more than them.
+//!
+//! Without lanes it is one below schema version 14: no worker has a row, rows are claimed one by one, and the head rule takes the place of
+//! the lanes (contract 5.2.4).
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     sync::{Arc, Mutex, MutexGuard},
 };
 
@@ -12,7 +15,7 @@ use queuebox_core::{
     ports::{
         Fence, Scope,
         lanes::{LaneRow, Registration, Survey, Take, WorkerRow},
-        outbox::{Expansion, Outcome, Polled, Read, Recovered, Settle},
+        outbox::{Buried, Expansion, Outcome, Polled, Read, Recovered, Settle},
     },
 };
 use tokio::time::Instant;
@@ -65,6 +68,8 @@ pub struct Database {
     pub skew_us: std::sync::atomic::AtomicI64,
     pub sabotage: Sabotage,
     pub lane_count: u8,
+    /// False: there are no lane tables.
+    pub has_lanes: bool,
 }
 
 pub fn lane_of(key: Option<&str>, parent: Option<Uuid>, id: Uuid, lane_count: u8) -> u8 {
@@ -79,14 +84,19 @@ pub fn lane_of(key: Option<&str>, parent: Option<Uuid>, id: Uuid, lane_count: u8
     u8::try_from((hash >> 32) % u64::from(lane_count)).unwrap()
 }
 
+fn is_as_read(row: &Row, stamp: &Stamp) -> bool {
+    row.state == State::Pending && row.attempt == stamp.attempt && row.scheduled_at == stamp.scheduled_at
+}
+
 impl Database {
-    pub fn new(lane_count: u8, sabotage: Sabotage) -> Arc<Self> {
+    pub fn new(lane_count: u8, has_lanes: bool, sabotage: Sabotage) -> Arc<Self> {
         Arc::new(Self {
             tables: Mutex::new(Tables::default()),
             began: Instant::now(),
             skew_us: 0.into(),
             sabotage,
             lane_count,
+            has_lanes,
         })
     }
 
@@ -116,8 +126,12 @@ impl Database {
         lane_of(row.key.as_deref(), row.parent_id, row.id, self.lane_count)
     }
 
+    /// Without lanes the token of each row is the only fence.
     fn fence(&self, tables: &Tables, fence: &Fence) -> Result<(), Fault> {
         let now = self.now();
+        if !self.has_lanes {
+            return Ok(());
+        }
         match tables.workers.get(&fence.worker) {
             Some(worker) if worker.token == fence.token && worker.lease > now => Ok(()),
             _ => Err(Fault::fenced("no such registration, or its lease has ended")),
@@ -185,15 +199,18 @@ impl Database {
             return row.state == State::Pending;
         }
         if stamp.marked {
-            row.state == State::Processing && row.token == Some(fence.token)
+            let is_live = self.has_lanes || row.lease.is_some_and(|lease| lease > self.now());
+            row.state == State::Processing && row.token == Some(fence.token) && is_live
         } else {
-            row.state == State::Pending && row.attempt == stamp.attempt && row.scheduled_at == stamp.scheduled_at
+            is_as_read(row, stamp)
         }
     }
 
     fn read(&self, tables: &Tables, read: &Read, settled: &[Uuid], now: i64, polled: &mut Polled) {
+        let heads = self.heads(tables, Sabotage::ClaimWithoutHeadRule);
         let is_free = |row: &&Row| {
             row.state == State::Pending
+                && heads.as_ref().is_none_or(|heads| heads.contains(&row.id))
                 && read.lanes.contains(self.lane(row))
                 && !read.exclude.contains(&row.id)
                 && !settled.contains(&row.id)
@@ -243,6 +260,19 @@ impl Database {
         }
     }
 
+    /// The only rows that may be seen and claimed without lanes: the first pending one of each key of which nothing is claimed, and those
+    /// without a key. `None` = all of them: there are lanes, or the bug was put in.
+    fn heads(&self, tables: &Tables, bug: Sabotage) -> Option<HashSet<Uuid>> {
+        if self.has_lanes || [Sabotage::ClaimWithoutHeadRule, bug].contains(&self.sabotage) {
+            return None;
+        }
+        let in_state = |state| tables.rows.values().filter(move |row| row.state == state);
+        let mut keys: HashSet<&str> = in_state(State::Processing).filter_map(|row| row.key.as_deref()).collect();
+        let heads = in_state(State::Pending)
+            .filter(|row| row.key.as_deref().is_none_or(|key| key.is_empty() || keys.insert(key)));
+        Some(heads.map(|row| row.id).collect())
+    }
+
     fn out(&self, row: &Row, now: i64, loaded: bool) -> OutboxRow {
         OutboxRow {
             id: row.id,
@@ -273,15 +303,17 @@ impl Database {
             .workers
             .get(&fence.worker)
             .map_or(now + i64::try_from(lease_ms * 1000).unwrap(), |worker| worker.lease);
+        let heads = self.heads(&tables, Sabotage::HeadRuleOnlyRead);
         let mut marked = Vec::new();
         for (position, stamp) in rows {
             let Some(row) = tables.find(position.id) else { continue };
-            if self.holds(row, stamp, fence) {
+            let is_head = heads.as_ref().is_none_or(|heads| heads.contains(&row.id));
+            if is_head && is_as_read(row, stamp) {
                 row.state = State::Processing;
                 row.token = Some(fence.token);
                 row.lease = Some(lease);
                 marked.push(row.id);
-            } else if row.state == State::Processing && row.token == Some(fence.token) {
+            } else if self.holds(row, &Stamp { marked: true, ..*stamp }, fence) {
                 marked.push(row.id);
             }
         }
@@ -314,7 +346,7 @@ impl Database {
                 if row.crashes >= max_crashes {
                     row.state = State::Dead;
                     row.error = Some("crashes: its lease ended that often".to_owned());
-                    recovered.dead += 1;
+                    recovered.dead.push(Buried { id: row.id, topic: row.topic.clone(), ..Buried::default() });
                 } else {
                     row.state = State::Pending;
                     recovered.pending += 1;
@@ -359,6 +391,9 @@ impl Database {
     // ---- lanes ----
 
     pub fn register(&self, new: &Registration) {
+        if !self.has_lanes {
+            return;
+        }
         let now = self.now();
         let mut tables = self.lock();
         let tables = &mut *tables;
@@ -381,7 +416,8 @@ impl Database {
             worker.lease = lease;
         }
         if self.sabotage != Sabotage::RowLeaseNotRenewed {
-            for row in tables.rows.values_mut().filter(|row| row.token == Some(fence.token)) {
+            let is_live = |row: &Row| self.has_lanes || row.lease.is_some_and(|lease| lease > now);
+            for row in tables.rows.values_mut().filter(|row| row.token == Some(fence.token) && is_live(row)) {
                 row.lease = Some(lease);
             }
         }
@@ -456,9 +492,11 @@ impl Database {
     }
 
     pub fn retire(&self, fence: &Fence, careful: LaneSet) -> Result<(), Fault> {
+        let now = self.now();
         let mut tables = self.lock();
         self.fence(&tables, fence)?;
-        for row in tables.rows.values_mut().filter(|row| row.token == Some(fence.token)) {
+        let is_live = |row: &Row| self.has_lanes || row.lease.is_some_and(|lease| lease > now);
+        for row in tables.rows.values_mut().filter(|row| row.token == Some(fence.token) && is_live(row)) {
             row.state = State::Pending;
             row.token = None;
             row.lease = None;
@@ -492,6 +530,10 @@ impl Tables {
     pub fn find(&mut self, id: Uuid) -> Option<&mut Row> {
         let place = self.places.get(&id)?;
         self.rows.get_mut(place)
+    }
+
+    pub fn remove(&mut self, id: Uuid) -> Option<Row> {
+        self.rows.remove(&self.places.remove(&id)?)
     }
 
     fn lanes_of(&self, scope: Scope) -> &BTreeMap<u8, (Option<String>, i64)> {

@@ -19,6 +19,10 @@ pub enum Sabotage {
     HeldHidesFree,
     /// A takeover judges the lease of the last owner by what it read before that one renewed it, and does not lock it.
     TakeoverReadsEarly,
+    /// Without lanes: any row may be read and claimed, not only the first unfinished one of its key.
+    ClaimWithoutHeadRule,
+    /// Without lanes: the claim does not repeat the head rule of the read, so it misses an earlier row that was replayed meanwhile.
+    HeadRuleOnlyRead,
 }
 
 /// How much goes wrong.
@@ -28,6 +32,8 @@ pub struct Weather {
     pub lost_request: f64,
     /// Chance that the answer of a call is lost after it did everything.
     pub lost_reply: f64,
+    /// Chance that a call is carried out twice, and the second answer comes back.
+    pub doubled: f64,
     /// Chance that a publish fails before it arrives.
     pub publish_fails: f64,
     /// Chance that a publish arrives and its answer is lost.
@@ -42,8 +48,10 @@ pub struct Weather {
     pub clock_jumps: u32,
     /// Times a destination cannot be reached.
     pub outages: u32,
-    /// Replays and edits by hand.
+    /// Replays of finished rows.
     pub replays: u32,
+    /// Pending rows whose time is moved, or that are deleted, by hand.
+    pub edits: u32,
     /// Messages that kill their worker whenever they are published.
     pub killers: u32,
     /// `south` is away until the end; the others must not wait for it.
@@ -54,6 +62,7 @@ impl Weather {
     pub const CALM: Self = Self {
         lost_request: 0.0,
         lost_reply: 0.0,
+        doubled: 0.0,
         publish_fails: 0.0,
         answer_lost: 0.0,
         publish_hangs: 0.0,
@@ -62,9 +71,15 @@ impl Weather {
         clock_jumps: 0,
         outages: 0,
         replays: 0,
+        edits: 0,
         killers: 0,
         held: false,
     };
+
+    /// Does no lease end while its owner works? Then one message of a key is in flight at a time, whoever sends it.
+    pub fn keeps_leases(&self) -> bool {
+        self.kills == 0 && self.killers == 0 && self.clock_jumps == 0 && self.publish_hangs == 0.0
+    }
 
     /// Can a message arrive twice in this weather?
     pub fn allows_duplicates(&self) -> bool {
@@ -74,8 +89,10 @@ impl Weather {
             || self.killers > 0
             || self.clock_jumps > 0
             || self.replays > 0
+            || self.edits > 0
             || self.lost_request > 0.0
             || self.lost_reply > 0.0
+            || self.doubled > 0.0
             || self.stops > 0
     }
 }

@@ -58,13 +58,17 @@ impl Line {
         chance > 0.0 && !self.calm.load(Ordering::SeqCst) && self.rng.lock().unwrap().random_bool(chance)
     }
 
-    async fn call<T>(&self, work: impl FnOnce(&Database) -> Result<T, Fault>) -> Result<T, Fault> {
+    async fn call<T>(&self, work: impl Fn(&Database) -> Result<T, Fault>) -> Result<T, Fault> {
         self.pause().await;
         if self.strikes(self.weather.lost_request) {
             return Err(Fault::transient("lost_request", "the connection was lost"));
         }
-        let result = work(&self.database);
+        let mut result = work(&self.database);
         self.pause().await;
+        if self.strikes(self.weather.doubled) {
+            result = work(&self.database);
+            self.pause().await;
+        }
         if self.strikes(self.weather.lost_reply) {
             return Err(Fault::transient("lost_reply", "the connection was lost"));
         }
@@ -108,6 +112,10 @@ impl Lanes for Line {
 
     fn lane_hash(&self) -> &str {
         "sim"
+    }
+
+    fn has_lanes(&self) -> bool {
+        self.database.has_lanes
     }
 
     async fn register(&self, new: &Registration) -> Result<(), Fault> {

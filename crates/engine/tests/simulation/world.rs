@@ -32,6 +32,8 @@ use crate::{
     store::Line,
 };
 
+/// A topic that no route takes.
+const NO_ROUTE: &str = "none.x";
 const LEASE: Duration = Duration::from_secs(6);
 
 /// What a world is made of.
@@ -42,6 +44,8 @@ pub struct Plan {
     pub messages: usize,
     pub keys: u32,
     pub lanes: u8,
+    /// False: tables below version 14, where rows are claimed.
+    pub has_lanes: bool,
     pub fan_out: bool,
     pub batch_size: u32,
     pub max_crashes: i32,
@@ -54,14 +58,16 @@ struct Arrival {
     id: Uuid,
     destination: &'static str,
     key: Option<String>,
-    at: Instant,
+    /// Since the world began, as in the trace.
+    at: Duration,
 }
 
 #[derive(Default)]
 struct Log {
     arrivals: Vec<Arrival>,
     requests: HashMap<Uuid, u32>,
-    in_flight: HashMap<(String, &'static str, usize), u32>,
+    /// Workers that send a message of this key to this destination now.
+    in_flight: HashMap<(String, &'static str), Vec<usize>>,
     overlaps: Vec<String>,
     trace: Vec<String>,
 }
@@ -77,6 +83,8 @@ struct World {
     committed: Mutex<HashSet<Uuid>>,
     rolled_back: Mutex<HashSet<Uuid>>,
     replayed: Mutex<HashSet<Uuid>>,
+    /// Rows that were deleted by hand.
+    deleted: Mutex<Vec<Row>>,
     /// Messages that kill their worker.
     killers: Mutex<HashSet<Uuid>>,
     /// Numbers of workers that were killed by a message.
@@ -105,13 +113,16 @@ struct Receiver {
 /// Takes a key out of the table of publishes under way, also when the publish is dropped.
 struct Flight<'a> {
     world: &'a World,
-    key: (String, &'static str, usize),
+    key: (String, &'static str),
+    worker: usize,
 }
 
 impl Drop for Flight<'_> {
     fn drop(&mut self) {
-        if let Some(count) = self.world.log.lock().unwrap().in_flight.get_mut(&self.key) {
-            *count -= 1;
+        if let Some(workers) = self.world.log.lock().unwrap().in_flight.get_mut(&self.key)
+            && let Some(place) = workers.iter().position(|worker| *worker == self.worker)
+        {
+            workers.swap_remove(place);
         }
     }
 }
@@ -171,20 +182,33 @@ impl Destination for Receiver {
 
 impl Receiver {
     fn takes_off(&self, delivery: &Delivery) -> Option<Flight<'_>> {
-        let key = (delivery.key.clone()?, self.name, self.worker);
+        let key = (delivery.key.clone()?, self.name);
         let mut log = self.world.log.lock().unwrap();
-        let count = log.in_flight.entry(key.clone()).or_default();
-        *count += 1;
-        if *count > 1 && !self.dead.load(Ordering::SeqCst) {
-            let text = format!("two messages of key {} in flight to {} from worker {}", key.0, key.1, key.2);
+        let workers = log.in_flight.entry(key.clone()).or_default();
+        let keeps_leases = self.world.plan.weather.keeps_leases();
+        let other = workers.iter().copied().find(|worker| keeps_leases || *worker == self.worker);
+        workers.push(self.worker);
+        if let Some(other) = other.filter(|_| !self.dead.load(Ordering::SeqCst)) {
+            let text = format!(
+                "OVERLAP: {} of key {} leaves for {} from worker {}, while another one is on its way from worker {other} ({:?})",
+                short(delivery.id),
+                key.0,
+                key.1,
+                self.worker,
+                self.world.began.elapsed()
+            );
             log.overlaps.push(text);
         }
-        Some(Flight { world: &self.world, key })
+        Some(Flight { world: &self.world, key, worker: self.worker })
     }
 
     fn arrives(&self, delivery: &Delivery) {
-        let arrival =
-            Arrival { id: delivery.id, destination: self.name, key: delivery.key.clone(), at: Instant::now() };
+        let arrival = Arrival {
+            id: delivery.id,
+            destination: self.name,
+            key: delivery.key.clone(),
+            at: self.world.began.elapsed(),
+        };
         self.world.trace(|| format!("{} arrives at {} from worker {}", short(delivery.id), self.name, self.worker));
         self.world.log.lock().unwrap().arrivals.push(arrival);
     }
@@ -327,6 +351,7 @@ fn new_row(world: &World, rng: &mut StdRng, writer: usize, writers: usize) -> Ro
         _ => Some(own(rng.random_range(0..keys))),
     };
     let topic = match rng.random_range(0..10) {
+        _ if rng.random_bool(0.02) => NO_ROUTE,
         0..=4 => "a.x",
         5..=7 => "b.x",
         _ if world.plan.fan_out => "both.x",
@@ -357,8 +382,14 @@ async fn trouble(world: Arc<World>, processes: Arc<tokio::sync::Mutex<Vec<Proces
     let weather = world.plan.weather;
     let mut rng = StdRng::seed_from_u64(world.plan.seed ^ 0xdead);
     let mut events: Vec<(Duration, u8)> = Vec::new();
-    let kinds =
-        [(weather.kills, 0), (weather.stops, 1), (weather.clock_jumps, 2), (weather.outages, 3), (weather.replays, 4)];
+    let kinds = [
+        (weather.kills, 0),
+        (weather.stops, 1),
+        (weather.clock_jumps, 2),
+        (weather.outages, 3),
+        (weather.replays, 4),
+        (weather.edits, 5),
+    ];
     for (count, kind) in kinds {
         for _ in 0..count {
             events.push((over.mul_f64(rng.random_range(0.0..1.0)), kind));
@@ -381,7 +412,8 @@ async fn trouble(world: Arc<World>, processes: Arc<tokio::sync::Mutex<Vec<Proces
                 world.trace(|| format!("{name} is away"));
                 world.away.lock().unwrap().insert(name, until);
             }
-            _ => replay(&world, &mut rng),
+            4 => replay(&world, &mut rng),
+            _ => edit(&world, &mut rng),
         }
     }
 }
@@ -447,12 +479,35 @@ fn replay(world: &World, rng: &mut StdRng) {
     world.trace(|| format!("{} is replayed", short(id)));
 }
 
+/// Somebody moves the time of a pending row, or deletes one.
+fn edit(world: &World, rng: &mut StdRng) {
+    let mut tables = world.database.lock();
+    let is_own = |row: &&Row| row.state == State::Pending && row.topic != "both.x";
+    let pending: Vec<Uuid> = tables.rows.values().filter(is_own).map(|row| row.id).collect();
+    if pending.is_empty() {
+        return;
+    }
+    let id = pending[rng.random_range(0..pending.len())];
+    let is_killer = world.killers.lock().unwrap().contains(&id);
+    if rng.random_bool(0.3) && !is_killer {
+        world.deleted.lock().unwrap().extend(tables.remove(id));
+        drop(tables);
+        return world.trace(|| format!("{} is deleted", short(id)));
+    }
+    let by_us = rng.random_range(-1_000_000..3_000_000);
+    if let Some(row) = tables.find(id) {
+        row.scheduled_at += by_us;
+    }
+    drop(tables);
+    world.trace(|| format!("{} is moved by {by_us} us", short(id)));
+}
+
 /// Runs a world; returns what the oracle found wrong, with the trace.
 pub async fn run(plan: Plan) -> Result<Summary, String> {
     let (victims, dying) = mpsc::unbounded_channel();
     let world = Arc::new(World {
         plan,
-        database: Database::new(plan.lanes, plan.sabotage),
+        database: Database::new(plan.lanes, plan.has_lanes, plan.sabotage),
         log: Mutex::default(),
         calm: Arc::new(AtomicBool::new(false)),
         away: Mutex::default(),
@@ -460,6 +515,7 @@ pub async fn run(plan: Plan) -> Result<Summary, String> {
         committed: Mutex::default(),
         rolled_back: Mutex::default(),
         replayed: Mutex::default(),
+        deleted: Mutex::default(),
         killers: Mutex::default(),
         victims,
     });
@@ -567,6 +623,8 @@ fn judge(world: &World) -> Vec<String> {
             State::Dead
                 if world.killers.lock().unwrap().contains(&row.id)
                     && row.error.as_ref().is_some_and(|error| error.starts_with("crashes:")) => {}
+            State::Dead
+                if row.topic == NO_ROUTE && row.error.as_ref().is_some_and(|error| error.starts_with("no_route:")) => {}
             State::Dead => wrong.push(format!("{} is dead: {:?}", short(row.id), row.error)),
             other => wrong.push(format!("{} is still {other:?}", short(row.id))),
         }
@@ -579,8 +637,10 @@ fn judge(world: &World) -> Vec<String> {
             wrong.push(format!("INVENTED: {} was rolled back and arrived", short(arrival.id)));
         }
     }
-    judge_order(&tables.rows.values().cloned().collect::<Vec<_>>(), &log.arrivals, &mut wrong);
-    for id in replayed.iter() {
+    let deleted = world.deleted.lock().unwrap();
+    let rows: Vec<Row> = tables.rows.values().chain(deleted.iter()).cloned().collect();
+    judge_order(&rows, &log.arrivals, &mut wrong);
+    for id in replayed.iter().filter(|id| !deleted.iter().any(|row| row.id == **id)) {
         if log.arrivals.iter().filter(|arrival| arrival.id == *id).count() < 2 {
             wrong.push(format!("the replay of {} did nothing", short(*id)));
         }

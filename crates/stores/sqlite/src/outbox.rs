@@ -6,11 +6,11 @@ use queuebox_core::{
     message::{Position, Stamp},
     ports::{
         Fence, Outbox,
-        outbox::{Expansion, OutboxBacklog, Outcome, Polled, Read, Recovered, Settle},
+        outbox::{Buried, Expansion, OutboxBacklog, Outcome, Polled, Read, Recovered, Settle},
     },
 };
 use serde_json::{Value, json};
-use sqlx::Row as _;
+use sqlx::{Row as _, sqlite::SqliteRow};
 
 use crate::{OnSent, SqliteStore, classify, lanes::LANE, read::id_list, session::Session, ticks};
 
@@ -114,7 +114,8 @@ pub(crate) const RECOVER: &str = concat!(
        {o.updated_at} = ?1, {o.claimed_at} = NULL, {o.claim_token} = NULL, {o.lease_expires_at} = NULL
      WHERE rowid IN (",
     abandoned!(),
-    " LIMIT 2000) RETURNING {o.state}"
+    " LIMIT 2000)
+    RETURNING {o.state}, {o.id}, {o.topic}, {o.key}, {o.destination}, {o.attempt}, {o.created_at}, {o.last_error}"
 );
 
 /// The fifth element of the array holds the children, `[id, destination]` each. `sequence` follows from `parent_sequence`.
@@ -354,7 +355,7 @@ impl Outbox for SqliteStore {
             return Ok(Recovered { unexpired: found.1, waiting: lane_if(found.1 > 0), ..Recovered::default() });
         }
         let mut session = self.write(Some(fence)).await?;
-        let states: Vec<String> = sqlx::query_scalar(self.sql(RECOVER))
+        let rows = sqlx::query(self.sql(RECOVER))
             .bind(session.now.clone())
             .bind(max_crashes)
             .fetch_all(session.connection())
@@ -363,9 +364,12 @@ impl Outbox for SqliteStore {
         // What the bound left for the next call holds its keys like what has not ended.
         let left = self.abandoned(&mut session, fence).await?;
         session.commit().await?;
-        let dead = states.iter().filter(|state| *state == "dead").count() as u64;
-        let unexpired = left.0 + left.1;
-        Ok(Recovered { pending: states.len() as u64 - dead, dead, unexpired, waiting: lane_if(unexpired > 0) })
+        let mut dead = Vec::new();
+        for row in &rows {
+            dead.extend(buried(row).map_err(|error| classify(&error))?);
+        }
+        let (pending, unexpired) = ((rows.len() - dead.len()) as u64, left.0 + left.1);
+        Ok(Recovered { pending, dead, unexpired, waiting: lane_if(unexpired > 0) })
     }
 
     async fn expand(&self, fence: &Fence, parents: &[Expansion]) -> Result<Vec<Uuid>, Fault> {
@@ -386,6 +390,22 @@ impl Outbox for SqliteStore {
     async fn woken(&self) {
         self.wait_for_change().await;
     }
+}
+
+/// The row of an answer to [`RECOVER`], if it is dead.
+fn buried(row: &SqliteRow) -> Result<Option<Buried>, sqlx::Error> {
+    if row.try_get::<&str, _>(0)? != "dead" {
+        return Ok(None);
+    }
+    Ok(Some(Buried {
+        id: Uuid::parse_str(row.try_get(1)?).map_err(|error| sqlx::Error::Decode(error.into()))?,
+        topic: row.try_get(2)?,
+        key: row.try_get::<Option<String>, _>(3)?.filter(|key| !key.is_empty()),
+        destination: row.try_get(4)?,
+        attempt: row.try_get(5)?,
+        created_at_us: ticks::parse(row.try_get(6)?).unwrap_or_default(),
+        error: row.try_get(7)?,
+    }))
 }
 
 /// Ids of a JSON array, for the statements of other files.

@@ -8,14 +8,14 @@ use queuebox_core::{
     message::{DeadCode, Position, Stamp},
     ports::{
         Fence, Outbox,
-        outbox::{Expansion, OutboxBacklog, Polled, Read, Recovered, Settle},
+        outbox::{Buried, Expansion, OutboxBacklog, Polled, Read, Recovered, Settle},
     },
 };
 use sqlx::postgres::PgRow;
 
 use crate::{PostgresStore, cells::Cells, db::Args, error::Error, values::Ticks};
 
-pub(crate) use poll::{CONDITION, FENCE};
+pub(crate) use poll::{CONDITION, FENCE, HEADS};
 
 /// At most so many rows are recovered in one call.
 const RECOVER_MAX: i64 = 2_000;
@@ -24,7 +24,7 @@ const RECOVER_MAX: i64 = 2_000;
 const SETTLES_BESIDE: usize = 128;
 
 /// Until the end of the worker's own lease, so that whoever takes the lane over finds the rows' ended as well. Rows that bear our token
-/// already are ours: the reply of an earlier try may have been lost. Without lanes only the head of each key may be claimed, and only the lock makes the look at the earlier rows safe.
+/// already are ours: the reply of an earlier try may have been lost. Without lanes only the lock makes the look at the other rows of a key safe.
 const MARK: &str = "
 @FENCE@, marked AS (
     UPDATE {outbox} o
@@ -33,10 +33,7 @@ const MARK: &str = "
            {o.lease_expires_at} = coalesce((SELECT lease FROM fence), clock_timestamp() + $3::bigint * interval '1 millisecond')
       FROM unnest($4::uuid[], $5::integer[], $6::timestamptz[]) AS s(id, attempt, scheduled_at)
      WHERE EXISTS (SELECT FROM fence)
-       AND o.{o.id} = s.id AND o.{o.state} = 'pending' AND o.{o.attempt} = s.attempt AND o.{o.scheduled_at} = s.scheduled_at
-       AND NOT EXISTS (SELECT FROM {outbox} e --unless lanes
-                        WHERE e.{o.key} = o.{o.key} AND e.{o.key} <> '' AND e.{o.state} IN ('pending', 'processing') --unless lanes
-                          AND (e.{o.sequence}, e.{o.id}) < (o.{o.sequence}, o.{o.id})) --unless lanes
+       AND o.{o.id} = s.id AND o.{o.state} = 'pending' AND o.{o.attempt} = s.attempt AND o.{o.scheduled_at} = s.scheduled_at@HEADS@
     RETURNING o.{o.id} AS id
 )
 SELECT NULL::uuid FROM fence UNION ALL SELECT id FROM marked
@@ -71,7 +68,10 @@ const RECOVER: &str = "
       FROM expired e
      WHERE o.{o.id} = e.id AND o.{o.state} = 'processing'
        AND (o.{o.lease_expires_at} IS NULL OR o.{o.lease_expires_at} <= clock_timestamp())
-    RETURNING o.{o.id} AS id, o.{o.state} AS state
+    RETURNING o.{o.id} AS id, o.{o.state} AS state, o.{o.topic} AS topic, nullif(o.{o.key}, '') AS key, o.{o.attempt} AS attempt,
+              o.{o.created_at} AS created_at,
+              o.{o.destination} AS destination --if fan_out
+              NULL::text AS destination --unless fan_out
 ), waiting AS (
     SELECT count(*) AS rows, coalesce(bit_or(1::bigint << {o.lane}), 0) AS lanes
       FROM {outbox} o
@@ -79,9 +79,9 @@ const RECOVER: &str = "
        AND (o.{o.claim_token} IS DISTINCT FROM $2 OR o.{o.lease_expires_at} <= (SELECT now FROM clock))
        AND NOT EXISTS (SELECT FROM recovered r WHERE r.id = o.{o.id})
 )
-SELECT (SELECT count(*) FROM recovered WHERE state = 'pending'), (SELECT count(*) FROM recovered WHERE state = 'dead'),
-       (SELECT rows FROM waiting), (SELECT lanes FROM waiting)
-  FROM fence";
+SELECT (SELECT count(*) FROM recovered WHERE state = 'pending'), (SELECT rows FROM waiting), (SELECT lanes FROM waiting),
+       d.id, d.topic, d.key, d.destination, d.attempt, d.created_at
+  FROM fence LEFT JOIN recovered d ON d.state = 'dead'";
 
 const EXPAND: &str = "
 @FENCE@, parent AS (
@@ -130,6 +130,22 @@ pub(crate) fn fenced_ids(rows: &[PgRow]) -> Result<Vec<Uuid>, Error> {
     Ok(ids)
 }
 
+/// Where the row that was buried stands in an answer to [`RECOVER`].
+const BURIED_COLUMNS: usize = 3;
+
+fn buried(mut cells: Cells<'_>, error: &str) -> Result<Option<Buried>, Error> {
+    let Some(id) = cells.next::<Option<Uuid>>()? else { return Ok(None) };
+    Ok(Some(Buried {
+        id,
+        topic: cells.next()?,
+        key: cells.next()?,
+        destination: cells.next()?,
+        attempt: cells.next()?,
+        created_at_us: cells.ticks()?.map_or(0, Ticks::unix_us),
+        error: error.to_owned(),
+    }))
+}
+
 impl PostgresStore {
     pub(crate) fn fenced(&self, name: &'static str, template: &'static str) -> std::sync::Arc<str> {
         self.variant(name, 0, |features| {
@@ -137,7 +153,8 @@ impl PostgresStore {
             if features.lanes {
                 words.push("locks");
             }
-            (template.replace("@FENCE@", FENCE).replace("@CONDITION@", CONDITION), words)
+            let parts = [("@FENCE@", FENCE), ("@CONDITION@", CONDITION), ("@HEADS@", HEADS)];
+            (parts.iter().fold(template.to_owned(), |sql, (name, part)| sql.replace(name, part)), words)
         })
     }
 
@@ -174,14 +191,17 @@ impl PostgresStore {
             .bind(lanes.as_i64())
             .bind(RECOVER_MAX)
             .bind(max_crashes)
-            .bind(error);
+            .bind(error.as_str());
         let rows = self.db.rows(&self.fenced("recover", RECOVER), args).await?;
         let mut cells = Cells::of(rows.first().ok_or(Error::Fenced)?);
-        let (pending, dead): (i64, i64) = (cells.next()?, cells.next()?);
-        let (unexpired, waiting): (i64, i64) = (cells.next()?, cells.next()?);
+        let (pending, unexpired, waiting): (i64, i64, i64) = (cells.next()?, cells.next()?, cells.next()?);
+        let mut dead = Vec::new();
+        for row in &rows {
+            dead.extend(buried(Cells::at(row, BURIED_COLUMNS), &error)?);
+        }
         Ok(Recovered {
             pending: pending.unsigned_abs(),
-            dead: dead.unsigned_abs(),
+            dead,
             unexpired: unexpired.unsigned_abs(),
             waiting: LaneSet::from_bits(waiting.cast_unsigned()),
         })

@@ -51,15 +51,18 @@ fence AS MATERIALIZED (
      WHERE w.worker = $1 AND w.token = $2 AND w.lease_expires_at > clock_timestamp() --if lanes
        FOR KEY SHARE OF w --if locks
     SELECT NULL::timestamptz AS lease --unless lanes
+), busy AS MATERIALIZED ( --unless lanes
+    SELECT b.{o.key} AS key FROM {outbox} b WHERE b.{o.state} = 'processing' AND b.{o.key} <> '' --unless lanes
 ), clock AS MATERIALIZED (SELECT clock_timestamp() AS now)";
 
 /// Rows are found through the primary key: an index on (sequence) where pending would be smaller, but a settle with `marked` needs
-/// another one, and both were equally fast.
+/// another one, and both were equally fast. Without lanes a claim is fenced by the lease of its row; what is decided without a claim (no
+/// route, fan-out) by what was read.
 pub(crate) const CONDITION: &str = "
        AND o.{o.id} = s.id AND o.{o.attempt} = s.attempt AND o.{o.scheduled_at} = s.scheduled_at
        AND o.{o.state} = CASE WHEN s.marked THEN 'processing' ELSE 'pending' END
        AND (NOT s.marked OR o.{o.claim_token} = $2)
-       AND o.{o.lease_expires_at} > clock_timestamp() --unless lanes";
+       AND (NOT s.marked OR o.{o.lease_expires_at} > clock_timestamp()) --unless lanes";
 
 const SENT: &str = ",
 sent AS (
@@ -119,11 +122,14 @@ const MINE: &str = "o.{o.state} = 'pending' AND EXISTS (SELECT FROM fence)
        AND ($3::bigint = -1 OR ($3::bigint >> {o.lane}) & 1 = 1)
        AND o.{o.id} NOT IN (SELECT unnest($16::uuid[]))@HEADS@";
 
-/// Without lanes several workers read the same rows, so only the head of each key may be seen (contract 5.2.4).
-const HEADS: &str = "
+/// Without lanes several workers read the same rows, so only the head of each key may be seen and claimed (contract 5.2.4), and none
+/// while a row of the key is claimed: one that was replayed is the head again while a later one is under way. The few rows that are claimed
+/// are found through their own index, once per statement; asked key by key, a hot key would be walked from end to end.
+pub(crate) const HEADS: &str = "
        AND NOT EXISTS (SELECT FROM {outbox} e --unless lanes
                         WHERE e.{o.key} = o.{o.key} AND e.{o.key} <> '' AND e.{o.state} IN ('pending', 'processing') --unless lanes
-                          AND (e.{o.sequence}, e.{o.id}) < (o.{o.sequence}, o.{o.id})) --unless lanes";
+                          AND (e.{o.sequence}, e.{o.id}) < (o.{o.sequence}, o.{o.id})) --unless lanes
+       AND coalesce(o.{o.key}, '') NOT IN (SELECT key FROM busy) --unless lanes";
 
 /// Through `idx_outbox_pending`. The first condition on `sequence` is for the index, the second for rows that share it.
 const WALK: &str = ",

@@ -107,6 +107,23 @@ async fn version_11_works_unchanged() {
     assert!(polled.lost.is_empty());
     let polled = store.poll(&worker, &[], Some(&read(10))).await.unwrap();
     assert_eq!(polled.walk.iter().map(|row| row.id).collect::<Vec<_>>(), [second, other]);
+
+    // The first one is replayed after the second was read, and after it was claimed: one of a key at a time, in both cases.
+    let seen = (polled.walk[0].position(), polled.walk[0].stamp());
+    let replay = format!(
+        "UPDATE outbox SET state = 'pending', claim_token = NULL, lease_expires_at = NULL WHERE id = '{first}'"
+    );
+    h.execute(&replay).await;
+    assert!(store.mark(&worker, &[seen], LEASE_MS).await.unwrap().is_empty(), "it is not the head any more");
+    let stamped = store.poll(&worker, &[], Some(&read(10))).await.unwrap().walk;
+    assert_eq!(stamped.iter().map(|row| row.id).collect::<Vec<_>>(), [first, other]);
+    h.execute(&format!("UPDATE outbox SET state = 'sent' WHERE id = '{first}'")).await;
+    assert_eq!(store.mark(&worker, &[seen], LEASE_MS).await.unwrap(), [second]);
+    h.execute(&replay).await;
+    let found = store.poll(&rival, &[], Some(&read(10))).await.unwrap().walk;
+    assert_eq!(found.iter().map(|row| row.id).collect::<Vec<_>>(), [other], "a later row of its key is under way");
+    let head = (stamped[0].position(), stamped[0].stamp());
+    assert!(store.mark(&rival, &[head], LEASE_MS).await.unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -118,7 +135,7 @@ async fn version_11_recovers_forwards_and_refuses_fan_out() {
     let id = insert(&h, "k").await;
     h.execute("UPDATE outbox SET state = 'processing', claim_token = gen_random_uuid(), lease_expires_at = now() - interval '1 s'").await;
     let recovered = store.recover(&worker, LaneSet::first(64), 5).await.unwrap();
-    assert_eq!((recovered.pending, recovered.dead), (1, 0));
+    assert_eq!((recovered.pending, recovered.dead.len()), (1, 0));
     let row = store.poll(&worker, &[], Some(&read(10))).await.unwrap().walk.remove(0);
     assert_eq!((row.id, row.crashes, row.parent_id), (id, 0, None));
     let children = vec![Child { id: Uuid::new_v4(), destination: "d".into() }];
@@ -147,6 +164,34 @@ async fn version_11_recovers_forwards_and_refuses_fan_out() {
     assert_eq!(store.outbox_backlog(10).await.unwrap().pending, 3);
     assert!(store.inbox_backlog(10).await.unwrap().iter().all(|source| source.pending == 0));
     store.retire(&worker, LaneSet::EMPTY).await.unwrap();
+}
+
+/// What is decided without a claim: a row without a route is dead, a parent is expanded (its columns came with version 12).
+#[tokio::test]
+async fn below_version_14_rows_are_settled_and_expanded_without_a_claim() {
+    let h = at_11().await;
+    classic(&mut h.connect().await, 11, 13).await;
+    let store = h.open();
+    store.check().await.unwrap();
+    assert!(!store.has_lanes());
+    let worker = register(&store).await;
+    let (lost, parent) = (insert(&h, "k").await, insert(&h, "").await);
+    let polled = store.poll(&worker, &[], Some(&read(10))).await.unwrap();
+    let rows: Vec<_> = polled.walk.iter().map(|row| (row.position(), row.stamp())).collect();
+    assert_eq!(rows.iter().map(|(position, _)| position.id).collect::<Vec<_>>(), [lost, parent]);
+
+    let outcome = Outcome::Dead { error: "no_route: x".to_owned(), counted: false };
+    let settle = Settle { position: rows[0].0, stamp: rows[0].1, outcome };
+    assert!(store.poll(&worker, std::slice::from_ref(&settle), None).await.unwrap().lost.is_empty());
+    assert_eq!(h.one(&format!("SELECT state FROM outbox WHERE id = '{lost}'")).await, "dead");
+    assert_eq!(store.poll(&worker, &[settle], None).await.unwrap().lost, [lost], "once");
+
+    let children = ["one", "two"].map(|name| Child { id: Uuid::new_v4(), destination: name.to_owned() }).to_vec();
+    let expansion = Expansion { parent: rows[1].0, stamp: rows[1].1, children };
+    assert!(store.expand(&worker, std::slice::from_ref(&expansion)).await.unwrap().is_empty());
+    assert_eq!(store.expand(&fence(), &[expansion]).await.unwrap(), [parent], "once");
+    let children = format!("SELECT count(*)::text FROM outbox WHERE parent_id = '{parent}' AND state = 'pending'");
+    assert_eq!(h.one(&children).await, "2");
 }
 
 #[tokio::test]
