@@ -12,6 +12,7 @@
 #![allow(clippy::panic, clippy::expect_used, clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod child;
+mod disk;
 mod evidence;
 mod kafka;
 mod kubernetes;
@@ -29,6 +30,7 @@ mod tls;
 mod wait;
 
 pub use child::Signal;
+pub use disk::Disk;
 pub use evidence::{CANARY, keep};
 pub use kafka::{Kafka, KafkaProxy, kafka, private_kafka, private_kafka_with, try_kafka, try_private_kafka_with};
 pub use kubernetes::{Kubernetes, kubernetes, private_kubernetes, try_kubernetes};
@@ -37,7 +39,8 @@ pub use packages::{cache_dir, target_dir, workspace_root};
 pub use pgbouncer::{PgBouncer, PoolMode, pgbouncer};
 pub use ports::free_port;
 pub use postgres::{
-    Postgres, postgres, private_postgres, private_postgres_with, try_postgres, try_private_postgres_with,
+    Postgres, postgres, private_postgres, private_postgres_on, private_postgres_with, try_postgres,
+    try_private_postgres_with,
 };
 pub use process::{Process, ProcessBuilder, Unfinished, queuebox_binary};
 pub use proxy::{Proxy, ProxyMode};

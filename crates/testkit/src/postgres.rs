@@ -120,6 +120,19 @@ pub async fn private_postgres_with(settings: &[(&str, &str)]) -> Postgres {
     try_private_postgres_with(settings).await.unwrap_or_else(|error| panic!("{error:#}"))
 }
 
+/// [`private_postgres`] with this part of its data folder on a disk that can be full: `base` (tables and indexes) or `pg_wal`.
+pub async fn private_postgres_on(disk: &crate::Disk, part: &'static str) -> Postgres {
+    crate::init();
+    let disk = disk.clone();
+    let server = blocking(move || {
+        Server::private(|folder, launch, _| {
+            launch.env.extend(disk.environment(&folder.join("data").join(part)));
+            Ok(())
+        })
+    });
+    Postgres { server: server.await.unwrap_or_else(|error| panic!("{error:#}")) }
+}
+
 /// [`private_postgres_with`] with an error instead of a panic.
 pub async fn try_private_postgres_with(settings: &[(&str, &str)]) -> Result<Postgres> {
     crate::init();

@@ -19,6 +19,8 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
+use queuebox_testkit as testkit;
+
 use crate::support::{Db, Kind, Worker, World};
 
 const WRITERS: u64 = 12;
@@ -41,54 +43,72 @@ struct Taken {
 
 struct Receiver {
     port: u16,
-    taken: Arc<Mutex<Taken>>,
-    /// Fails and stalls while this is set.
-    rough: Arc<AtomicBool>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    taken: Mutex<Taken>,
+    /// Ports of the connections that are open, on the side of the workers.
+    open: Mutex<HashSet<u16>>,
+    /// Neither fails nor stalls any more.
+    calm: AtomicBool,
 }
 
 impl Receiver {
     async fn start() -> Receiver {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (taken, rough) = (Arc::default(), Arc::new(AtomicBool::new(true)));
-        let shared: (Arc<Mutex<Taken>>, Arc<AtomicBool>) = (Arc::clone(&taken), rough.clone());
+        let shared = Arc::<Shared>::default();
+        let accepting = shared.clone();
         tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let (taken, rough) = shared.clone();
+            while let Ok((stream, from)) = listener.accept().await {
+                let shared = accepting.clone();
+                shared.open.lock().unwrap().insert(from.port());
                 tokio::spawn(async move {
                     // A worker that dies cuts its connections.
-                    let _ = serve(stream, &taken, &rough).await;
+                    let _ = serve(stream, &shared).await;
+                    shared.open.lock().unwrap().remove(&from.port());
                 });
             }
         });
-        Receiver { port, taken, rough }
+        Receiver { port, shared }
     }
 
     fn count(&self) -> u64 {
-        self.taken.lock().unwrap().order.len() as u64
+        self.shared.taken.lock().unwrap().order.len() as u64
+    }
+
+    /// Waits until everything that this worker has sent was read, after its end.
+    async fn has_read_all_of(&self, ports: &HashSet<u16>) {
+        testkit::eventually("the connections of a dead worker end", crate::support::PATIENCE, || async {
+            self.shared.open.lock().unwrap().is_disjoint(ports).then_some(())
+        })
+        .await;
     }
 
     /// Ids that came last.
     fn recent(&self) -> Vec<String> {
-        let taken = self.taken.lock().unwrap();
+        let taken = self.shared.taken.lock().unwrap();
         taken.order.iter().rev().take(RECENT).map(|(_, _, id)| id.clone()).collect()
     }
 }
 
-async fn serve(mut stream: TcpStream, taken: &Mutex<Taken>, rough: &AtomicBool) -> std::io::Result<()> {
+async fn serve(mut stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut rng = StdRng::from_rng(&mut rand::rng());
     let mut buffer = Vec::new();
     loop {
         while let Some((length, key, id, number)) = request(&buffer) {
             buffer.drain(..length);
-            let roll = if rough.load(SeqCst) { rng.random_range(0..10_000) } else { 10_000 };
+            let roll = if shared.calm.load(SeqCst) { 10_000 } else { rng.random_range(0..10_000) };
             let answer = match roll {
-                0..2 => return std::future::pending().await,
+                // No answer: the worker gives up, or dies.
+                0..2 => return stream.read_to_end(&mut buffer).await.map(|_| ()),
                 2..150 => "HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n",
                 150..160 => return Ok(()),
                 _ => {
-                    let mut taken = taken.lock().unwrap();
+                    let mut taken = shared.taken.lock().unwrap();
                     let times = taken.times.entry(id.clone()).or_default();
                     *times += 1;
                     if *times == 1 {
@@ -188,7 +208,11 @@ async fn kill(world: Arc<World>, receiver: Arc<Receiver>, step: u64, stop: Arc<A
             break;
         }
         let victim = workers.swap_remove(rng.random_range(0..workers.len()));
+        // It opens no connection any more while its connections are counted.
+        victim.process.pause();
+        let ports = ports_to(victim.process.pid(), receiver.port);
         victim.process.kill9().await;
+        receiver.has_read_all_of(&ports).await;
         kills.count += 1;
         let recent = receiver.recent();
         let ids: Vec<String> = recent.iter().map(|id| format!("'{id}'")).collect();
@@ -207,13 +231,32 @@ async fn kill(world: Arc<World>, receiver: Arc<Receiver>, step: u64, stop: Arc<A
             workers.push(world.spawn());
         }
     }
+    kills.living = workers;
     kills
+}
+
+/// The local ports of the connections that this process has to a port of this machine.
+fn ports_to(pid: u32, port: u16) -> HashSet<u16> {
+    let links = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().filter_map(Result::ok);
+    let links = links.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    let own: HashSet<String> =
+        links.filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())).collect();
+    let table = std::fs::read_to_string(format!("/proc/{pid}/net/tcp")).unwrap();
+    let port_of = |address: &str| u16::from_str_radix(address.rsplit(':').next()?, 16).ok();
+    let connections = table.lines().skip(1).filter_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let (local, remote, inode) = (port_of(fields.get(1)?)?, port_of(fields.get(2)?)?, *fields.get(9)?);
+        (remote == port && own.contains(inode)).then_some(local)
+    });
+    connections.collect()
 }
 
 #[derive(Default)]
 struct Kills {
     count: u32,
     unmarked: HashMap<String, u32>,
+    /// Who lives at the end.
+    living: Vec<Arc<Worker>>,
 }
 
 /// The soak itself, in a size that its environment decides.
@@ -247,13 +290,17 @@ async fn kills_lose_nothing(kind: Kind) {
     wait_for(&receiver, committed * 9 / 10).await;
     stop.store(true, SeqCst);
     let kills = killer.await.unwrap();
-    receiver.rough.store(false, SeqCst);
+    receiver.shared.calm.store(true, SeqCst);
     wait_for(&receiver, committed).await;
     let count = i64::try_from(committed).unwrap();
     world.db.wait_states("outbox", &[("sent", count)]).await;
 
     let world = Arc::into_inner(world).unwrap();
-    judge(&world, &receiver.taken.lock().unwrap(), &written, &kills);
+    judge(&world, &receiver.shared.taken.lock().unwrap(), &written, &kills);
+    // Who is stopped while it starts says that it never was ready.
+    for worker in &kills.living {
+        worker.ready().await;
+    }
     world.finish().await;
 }
 

@@ -41,7 +41,7 @@ pub use classify::classify;
 use queuebox_core::Fault;
 use queuebox_sql::Names;
 use sqlx::{
-    ConnectOptions as _,
+    ConnectOptions as _, Connection as _,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous},
 };
 use tokio::time::Instant;
@@ -148,6 +148,9 @@ pub async fn open(config: SqliteConfig) -> Result<SqliteStore, Fault> {
             .idle_timeout(None)
             .max_lifetime(None)
             .test_before_acquire(false)
+            // On a full disk SQLite rolls the transaction back by itself; the driver, whose own ROLLBACK then fails, counts it as open for
+            // ever and begins no other one.
+            .before_acquire(|connection, _| Box::pin(std::future::ready(Ok(!connection.is_in_transaction()))))
             .acquire_timeout(config.busy_timeout + Duration::from_secs(25))
     };
     let impatient = options.clone().busy_timeout(config.busy_timeout.min(TURN));
