@@ -104,7 +104,7 @@ async fn clean(store: &PostgresStore, rule: PruneRule, until: Instant) {
     }
 }
 
-/// Four hundred messages a second, read and settled; what each poll took.
+/// Twenty messages every 50 ms at most, read and settled; what each poll took.
 async fn relay(url: &str, store: &PostgresStore, time: Duration) -> Vec<Duration> {
     let fence = owner(store).await;
     let mut app = PgConnection::connect(url).await.unwrap();
