@@ -132,6 +132,9 @@ fn no_world_loses_reorders_or_invents_a_message() {
     for thread in threads {
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     }
+    let beside = store::SETTLED_BESIDE.load(std::sync::atomic::Ordering::SeqCst);
+    assert!(beside > 0, "no delivery was settled while its worker read");
+    println!("{beside} times deliveries were settled while their worker read");
 }
 
 /// One world by hand: `QUEUEBOX_SEED`, `QUEUEBOX_WORLD`.

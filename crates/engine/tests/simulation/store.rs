@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -25,8 +25,13 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{database::Database, faults::Weather};
 
+/// Settles that were written while their worker read, in all worlds of this process: where there are none, the worlds say nothing
+/// about them.
+pub static SETTLED_BESIDE: AtomicU64 = AtomicU64::new(0);
+
 pub struct Line {
     database: Arc<Database>,
+    reads: AtomicBool,
     weather: Weather,
     rng: Mutex<StdRng>,
     /// After this nothing goes wrong any more.
@@ -43,7 +48,14 @@ impl Line {
         calm: Arc<AtomicBool>,
         dead: Arc<AtomicBool>,
     ) -> Self {
-        Self { database, weather, rng: Mutex::new(StdRng::seed_from_u64(seed)), calm, dead }
+        Self {
+            database,
+            reads: AtomicBool::new(false),
+            weather,
+            rng: Mutex::new(StdRng::seed_from_u64(seed)),
+            calm,
+            dead,
+        }
     }
 
     async fn pause(&self) {
@@ -79,7 +91,16 @@ impl Line {
 #[async_trait]
 impl Outbox for Line {
     async fn poll(&self, fence: &Fence, settles: &[Settle], read: Option<&Read>) -> Result<Polled, Fault> {
-        self.call(|database| database.poll(fence, settles, read)).await
+        if read.is_some() {
+            self.reads.store(true, Ordering::SeqCst);
+        } else if self.reads.load(Ordering::SeqCst) {
+            SETTLED_BESIDE.fetch_add(1, Ordering::SeqCst);
+        }
+        let answer = self.call(|database| database.poll(fence, settles, read)).await;
+        if read.is_some() {
+            self.reads.store(false, Ordering::SeqCst);
+        }
+        answer
     }
 
     /// Worlds with one lane are of a database that writes one statement after the other.
