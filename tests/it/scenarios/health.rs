@@ -205,6 +205,8 @@ async fn metrics_of_a_delivery(kind: Kind) {
     ] {
         assert_eq!(worker.metric(name, labels).await, 1.0, "{name}");
     }
+    // One poll has read the row, another has settled it.
+    worker.wait_metric("queuebox_outbox_poll_duration_seconds_count", &[], |n| n >= 2.0).await;
     let page = worker.get("/metrics").await;
     assert_eq!(page.header("content-type"), "text/plain; version=0.0.4; charset=utf-8");
     assert!(page.body.contains("\nqueuebox_outbox_messages_pending 0"), "{}", page.body);
