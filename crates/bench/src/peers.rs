@@ -10,7 +10,7 @@ use async_nats::jetstream;
 use lapin::{
     ConnectionProperties, ExchangeKind,
     options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions},
-    types::FieldTable,
+    types::{AMQPValue, FieldTable},
 };
 use rdkafka::{
     ClientConfig,
@@ -168,7 +168,8 @@ fn kafka_admin(bootstrap: &str) -> anyhow::Result<AdminClient<rdkafka::client::D
     config.create().context("cannot make a Kafka client")
 }
 
-/// A durable queue bound to a durable topic exchange, both of this name.
+/// A quorum queue bound to a durable topic exchange, both of this name. RabbitMQ's own advice for what must survive is this kind;
+/// a classic durable queue confirms a third fewer messages per second on the same disk (docs/performance.md).
 pub async fn rabbitmq_queue(url: &str, name: &str) -> anyhow::Result<()> {
     let connecting = lapin::Connection::connect(url, ConnectionProperties::default());
     let connection =
@@ -177,7 +178,9 @@ pub async fn rabbitmq_queue(url: &str, name: &str) -> anyhow::Result<()> {
     let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
     channel.exchange_declare(name.into(), ExchangeKind::Topic, durable, FieldTable::default()).await?;
     let durable = QueueDeclareOptions { durable: true, ..Default::default() };
-    channel.queue_declare(name.into(), durable, FieldTable::default()).await?;
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
+    channel.queue_declare(name.into(), durable, arguments).await?;
     channel
         .queue_bind(name.into(), name.into(), "#".into(), QueueBindOptions::default(), FieldTable::default())
         .await?;

@@ -149,9 +149,17 @@ pub struct Running {
 impl Running {
     /// From the read of a row to its outcome: median and 99th percentile in ms.
     pub fn processing(&self) -> (Option<f64>, Option<f64>) {
+        self.quantiles("queuebox_outbox_processing_duration_seconds")
+    }
+
+    /// One settle and read of the database: median and 99th percentile in ms.
+    pub fn polls(&self) -> (Option<f64>, Option<f64>) {
+        self.quantiles("queuebox_outbox_poll_duration_seconds")
+    }
+
+    fn quantiles(&self, histogram: &str) -> (Option<f64>, Option<f64>) {
         let scrape = self.metrics.encode();
-        let quantile = |share| histogram_quantile(&scrape, "queuebox_outbox_processing_duration_seconds", share);
-        (quantile(0.5), quantile(0.99))
+        (histogram_quantile(&scrape, histogram, 0.5), histogram_quantile(&scrape, histogram, 0.99))
     }
 
     /// Ends it cleanly: what was delivered is settled when this returns.

@@ -46,6 +46,7 @@ metrics! {
     CLAIMS_LOST = "queuebox_claims_lost_total" "counter" ["component"] "Messages whose claim was lost";
     CRASHES = "queuebox_crashes_total" "counter" ["component"] "Crashes counted on rows";
     PROCESS_ERRORS = "queuebox_outbox_process_errors_total" "counter" [] "Errors that aborted one message";
+    POLL = "queuebox_outbox_poll_duration_seconds" "histogram" [] "One settle and read of the database";
     PROCESSING = "queuebox_outbox_processing_duration_seconds" "histogram" [] "From the read of a row to its outcome";
     PUBLISH = "queuebox_outbox_publish_duration_seconds" "histogram" ["destination_type"] "One publish";
     DESTINATION_MESSAGES = "queuebox_outbox_destination_messages_total" "counter" ["destination", "outcome"] "Publishes by destination: success, failure";
@@ -77,6 +78,10 @@ const DURATIONS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25
 /// Bounds of the delivery latency: 5 ms to 1 h (contract 12.2).
 const LATENCIES: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0];
 
+/// Bounds of the histogram of polls: 0.25 ms to 8 s, each twice the one before, so that "twice as slow" can be read from it.
+const POLLS: [f64; 16] =
+    [0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192];
+
 /// Counters, gauges and histograms of one worker.
 #[allow(missing_docs, reason = "each field is the metric of the same name in METRICS")]
 pub struct Metrics {
@@ -92,6 +97,7 @@ pub struct Metrics {
     pub claims_lost: IntCounterVec,
     pub crashes: IntCounterVec,
     pub process_errors: IntCounter,
+    pub poll: Histogram,
     pub processing: Histogram,
     pub publish: HistogramVec,
     pub destination_messages: IntCounterVec,
@@ -183,6 +189,7 @@ impl Metrics {
             claims_lost: to.counters(CLAIMS_LOST)?,
             crashes: to.counters(CRASHES)?,
             process_errors: to.counter(PROCESS_ERRORS)?,
+            poll: to.histogram(POLL, &POLLS)?,
             processing: to.histogram(PROCESSING, &DURATIONS)?,
             publish: to.histograms(PUBLISH, &DURATIONS)?,
             destination_messages: to.counters(DESTINATION_MESSAGES)?,

@@ -68,18 +68,19 @@ fn between(sent: &HashMap<u64, Instant>, seen: &Seen) -> Vec<f64> {
 }
 
 /// Twice the same steady rate, each in a database of its own: free, then with a transaction that holds its snapshot from the beginning.
+/// The whole way of a message, and of that one settle and read alone: the producers' inserts and commits are in the first only.
 pub async fn snapshot(stage: &mut Stage<'_>) -> anyhow::Result<Vec<Measured>> {
     let mut both = Vec::new();
     for held in [false, true] {
         let database = stage.database().await?;
         let measured = steady(stage, &database, held).await;
         database.drop().await;
-        both.push(measured?);
+        both.extend(measured?);
     }
     Ok(both)
 }
 
-async fn steady(stage: &Stage<'_>, database: &Database, held: bool) -> anyhow::Result<Measured> {
+async fn steady(stage: &Stage<'_>, database: &Database, held: bool) -> anyhow::Result<[Measured; 2]> {
     let plan = Plan::new(&Wish { database: database.url.clone(), ..Wish::default() })?;
     plan.migrate().await?;
     let mut holder = database.connect().await?;
@@ -114,13 +115,15 @@ async fn steady(stage: &Stage<'_>, database: &Database, held: bool) -> anyhow::R
         });
     }
     seen.complete(PATIENCE).await?;
+    let (p50_ms, p99_ms) = running.polls();
     running.stop().await;
     let sent = std::mem::take(&mut *sent.lock().unwrap_or_else(PoisonError::into_inner));
     let name = if held { "snapshot-held" } else { "snapshot-free" };
     let measured = Measured::new(name, count, seen.verdict()?).latencies(between(&sent, &seen));
     let measured = spent.end(measured, database, aside.cpu()).await?;
     holder.close().await?;
-    Ok(measured)
+    let poll = Measured { rung: format!("{name}-poll"), p50_ms, p99_ms, ..measured.clone() };
+    Ok([measured, poll])
 }
 
 struct Producing {

@@ -80,7 +80,9 @@ async fn rungs_of_http_and_waiting_have_quantiles() {
             ("inbox-http", MESSAGES),
             ("latency", 20),
             ("snapshot-free", 800),
+            ("snapshot-free-poll", 800),
             ("snapshot-held", 800),
+            ("snapshot-held-poll", 800),
         ],
     );
     assert!(measured.iter().all(|rung| rung.p50_ms.unwrap() <= rung.p99_ms.unwrap()), "{measured:#?}");

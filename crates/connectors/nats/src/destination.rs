@@ -359,8 +359,9 @@ impl Message {
     }
 
     /// Until the stream's acknowledgement.
-    async fn publish(self, link: &Link, deadline: Instant, given: Duration) -> Result<(), Error> {
-        let outbound = PublishMessage::build().payload(self.payload.clone()).headers(self.headers.clone());
+    async fn publish(mut self, link: &Link, deadline: Instant, given: Duration) -> Result<(), Error> {
+        let headers = std::mem::take(&mut self.headers);
+        let outbound = PublishMessage::build().payload(self.payload.clone()).headers(headers);
         let handing_over = link.context.send_publish(self.subject.clone(), outbound);
         let acknowledgement = match timeout_at(deadline, handing_over).await {
             Ok(Ok(acknowledgement)) => acknowledgement,
@@ -379,9 +380,9 @@ impl Message {
     }
 
     /// Without JetStream: until it is written.
-    async fn write(self, link: &Link, deadline: Instant, given: Duration) -> Result<(), Error> {
-        let handing_over =
-            link.client.publish_with_headers(self.subject.clone(), self.headers.clone(), self.payload.clone());
+    async fn write(mut self, link: &Link, deadline: Instant, given: Duration) -> Result<(), Error> {
+        let headers = std::mem::take(&mut self.headers);
+        let handing_over = link.client.publish_with_headers(self.subject.clone(), headers, self.payload.clone());
         match timeout_at(deadline, handing_over).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => return Err(Error::NotSent(error.to_string())),

@@ -384,8 +384,11 @@ impl Driver {
         let (read, asked) = planned.map_or((None, Asked::default()), |(read, asked)| (Some(read), asked));
         let settles = self.window.take_settles(self.settles_max());
         let repeated = std::mem::take(&mut self.settles_repeated);
+        let metrics = self.parts.metrics.clone();
         Some(self.begin(true, async move {
+            let begun = Instant::now();
             let result = store.poll(&fence, &settles, read.as_ref()).await;
+            metrics.poll.observe(begun.elapsed().as_secs_f64());
             Done::Polled { settles, repeated, asked, result }
         }))
     }
