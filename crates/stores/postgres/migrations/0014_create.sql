@@ -7,8 +7,15 @@ CREATE SEQUENCE {sequence} AS BIGINT CACHE 1;
 -- Half of each page stays free for the settled version of its rows. While the partial indexes mention `state` no settle is a HOT
 -- update, but one that stays on its page logs only what changed: 200 bytes in place of 800 for a message of 512 (PostgreSQL 15),
 -- and a little less CPU. The price is a table of twice the pages until its rows are settled.
+--
+-- An id that the application leaves out is a UUID of version 7 (RFC 9562): the milliseconds since 1970 in front of random bits. Each
+-- settle writes the primary key again; keys in time order are close together there, random ones are all over it: a quarter more of the
+-- server's CPU, and on a large table a whole page in the log for nearly every row.
 CREATE TABLE {outbox} (
-    id               UUID         NOT NULL DEFAULT gen_random_uuid() PRIMARY KEY,
+    id               UUID         NOT NULL DEFAULT encode(set_bit(set_bit(
+                         overlay(uuid_send(gen_random_uuid()) PLACING
+                                 substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3) FROM 1 FOR 6),
+                         52, 1), 53, 1), 'hex')::uuid PRIMARY KEY,
     topic            VARCHAR(255) NOT NULL,
     key              VARCHAR(255),
     payload          JSONB        NOT NULL,

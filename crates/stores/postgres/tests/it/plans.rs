@@ -100,3 +100,28 @@ async fn finished_rows_are_never_walked() {
     let plan = plan(&mut app, &store, &settles, &read).await;
     assert!(!plan.contains("Seq Scan on outbox"), "{plan}");
 }
+
+/// Ids in time order are neighbours in the primary key, which every settle writes (migrations/0014_create.sql).
+#[tokio::test]
+async fn an_id_that_is_left_out_has_the_time_in_front() {
+    let h = PostgresHarness::start(Setup::default()).await;
+    let mut app = h.connect().await;
+    for _ in 0..5 {
+        app.execute("INSERT INTO outbox (topic, payload) VALUES ('t', '1')").await.unwrap();
+        app.execute("SELECT pg_sleep(0.003)").await.unwrap();
+    }
+    let rows = app
+        .fetch_all("SELECT id, (extract(epoch FROM created_at) * 1000)::bigint FROM outbox ORDER BY sequence")
+        .await
+        .unwrap();
+    let ids: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
+    assert!(ids.is_sorted(), "{ids:?}");
+    for row in &rows {
+        let (id, created_ms): (Uuid, i64) = (row.get(0), row.get(1));
+        assert_eq!((id.get_version_num(), id.get_variant()), (7, uuid::Variant::RFC4122), "{id}");
+        let (seconds, nanoseconds) = id.get_timestamp().unwrap().to_unix();
+        let id_ms = i64::try_from(seconds * 1000 + u64::from(nanoseconds) / 1_000_000).unwrap();
+        // One clock, read when the transaction began and when the row was made.
+        assert!((created_ms..created_ms + 60_000).contains(&id_ms), "{id}: {id_ms}, created at {created_ms}");
+    }
+}
