@@ -41,13 +41,36 @@ pub fn postmaster(backend: i32) -> Option<u64> {
     name.starts_with("postgres").then_some(parent)
 }
 
+/// Looks at a server until one meets no end of a child, at most.
+const LOOKS_MAX: usize = 20;
+
 /// Time of a server: its main process, the children it has buried, and those that live.
 pub fn of_server(postmaster: u64) -> Option<Duration> {
-    let mut sum = ticks(&stat(&format!("/proc/{postmaster}/stat"))?, 11, 4);
+    let main = || stat(&format!("/proc/{postmaster}/stat"));
+    let mut before = main()?;
+    for _ in 0..LOOKS_MAX {
+        let living = of_children(postmaster)?;
+        let after = main()?;
+        // Whoever is buried between the two looks is in neither, or in both.
+        if buried(&before) == buried(&after) {
+            return Some(ticks(&after, 11, 4) + living);
+        }
+        before = after;
+    }
+    None
+}
+
+/// User and system time of the children that were waited for.
+fn buried(fields: &[u64]) -> &[u64] {
+    fields.get(13..15).unwrap_or_default()
+}
+
+fn of_children(parent: u64) -> Option<Duration> {
+    let mut sum = Duration::ZERO;
     for entry in fs::read_dir("/proc").ok()?.flatten() {
         let name = entry.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u64>().ok()) else { continue };
-        if let Some(fields) = stat(&format!("/proc/{pid}/stat")).filter(|fields| fields.get(1) == Some(&postmaster)) {
+        if let Some(fields) = stat(&format!("/proc/{pid}/stat")).filter(|fields| fields.get(1) == Some(&parent)) {
             sum += ticks(&fields, 11, 2);
         }
     }

@@ -188,7 +188,7 @@ async fn the_kubectl_plugin() {
         .unwrap();
     let mut lines = tokio::io::BufReader::new(followed.stdout.take().unwrap()).lines();
     let line = tokio::time::timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap();
-    assert!(line.contains("sent   receiver"), "{line}");
+    assert!(line.contains(" sent ") && line.contains(" -> receiver "), "{line}");
     let pid = followed.id().unwrap().to_string();
     tokio::process::Command::new("kill").arg(pid).status().await.unwrap();
     followed.wait().await.unwrap();
