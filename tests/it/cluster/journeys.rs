@@ -152,7 +152,7 @@ async fn a_bad_image_and_back() {
     let prober = team.probe().await;
     prober.delivered(100).await;
     let before: Vec<Value> = team.pods().await;
-    team.apply(&[team.relay(json!({"replicas": 2, "pod": {"image": "queuebox/queuebox:there-is-none"}}))]).await;
+    team.apply(&[team.relay(json!({"replicas": 2, "pod": {"image": "127.0.0.1:9/queuebox:there-is-none"}}))]).await;
     testkit::eventually("a pod that cannot pull its image", PATIENCE, || async {
         let waits = |pod: &Value| {
             pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"] == "ErrImagePull"
