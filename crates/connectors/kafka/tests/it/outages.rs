@@ -135,8 +135,9 @@ async fn killed_stopped_and_frozen_under_load() {
     let done = load.end().await;
     let there: HashSet<Uuid> = direct.read(&topic).await.iter().filter_map(crate::support::Stored::id).collect();
     assert!(done.is_subset(&there), "acknowledged and lost: {}", done.difference(&there).count());
-    // 32 in flight, three outages: each costs a row at most one attempt.
-    assert!(attempts.load(Ordering::SeqCst) <= 32 * 3, "{attempts:?} attempts");
+    // 32 in flight: each of the three outages costs a row at most one attempt, and so does each time that a broker on a busy machine
+    // keeps them waiting. Were an attempt spent on each try while it is away, there would be thousands.
+    assert!(attempts.load(Ordering::SeqCst) <= 32 * 3 * 3, "{attempts:?} attempts");
     out.close().await;
 }
 
