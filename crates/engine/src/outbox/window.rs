@@ -62,8 +62,11 @@ const LAP_EVERY: Duration = Duration::from_secs(5);
 const BARREN_SHARE: usize = 8;
 /// A barren walk takes at least one of so many polls.
 const BARREN_REST_MAX: u32 = 4;
-/// Pause between two steps of a lap, so that it never takes more than a small part of the polls.
-const LAP_GAP: Duration = Duration::from_millis(20);
+/// The next step of a lap waits so many times what the last one took, within the bounds: a lap is a small part of the polls, also where
+/// its rows are on disk. Without the upper bound a slow database would never be through.
+const LAP_REST: u32 = 8;
+const LAP_GAP_MIN: Duration = Duration::from_millis(20);
+const LAP_GAP_MAX: Duration = Duration::from_millis(250);
 
 /// A unit whose question was answered: what it had left behind until then, and its lane.
 type Answered = (UnitName, Option<(i64, usize)>, Lane);
@@ -255,6 +258,8 @@ pub struct Asked {
     walk: bool,
     walk_generation: u64,
     part: LapPart,
+    /// When a step over everything was asked for.
+    lap_step_began: Option<Instant>,
     from_the_start: bool,
     /// Unit and its generation.
     keys: Map<UnitName, u64>,
@@ -312,7 +317,8 @@ pub struct Window {
     /// `None` = no lap is under way.
     lap_after: Option<Position>,
     lap_began: Instant,
-    lap_stepped: Instant,
+    /// No step of a lap before this.
+    lap_next: Instant,
     lap_due: Instant,
     /// Walks in a row that brought next to nothing: all that they met belongs to keys that are left behind, or to destinations
     /// without room.
@@ -374,7 +380,7 @@ impl Window {
             walk_ended: false,
             lap_after: None,
             lap_began: now,
-            lap_stepped: now,
+            lap_next: now + LAP_GAP_MIN,
             lap_due: now,
             barren_walks: 0,
             polls_since_walk: 0,
@@ -426,7 +432,7 @@ impl Window {
         self.walk_after = None;
         self.walk_ended = false;
         self.lap_after = None;
-        self.lap_due = self.lap_stepped;
+        self.lap_due = self.lap_next;
         self.later_due = true;
     }
 
@@ -558,7 +564,7 @@ impl Window {
             self.offer(row, now);
         }
         if asked.part == LapPart::Everything && asked.walk_generation == self.walk_generation {
-            self.lap_stepped = now;
+            self.lap_next = now + asked.lap_step_began.map_or(LAP_GAP_MIN, |began| lap_gap(now - began));
             self.lap_after = if polled.lap_ended { None } else { lap_last.or(self.lap_after) };
             if polled.lap_ended {
                 self.lap_due = now + LAP_EVERY;
@@ -1703,12 +1709,13 @@ impl Window {
             read.walk_limit = if omitted.len() < self.real_slots { batch.min(room) } else { batch };
         }
         asked.from_the_start = self.walk_after.is_none();
-        let lap_steps = now >= self.lap_stepped + LAP_GAP && (self.lap_after.is_some() || now >= self.lap_due);
+        let lap_steps = now >= self.lap_next && (self.lap_after.is_some() || now >= self.lap_due);
         if self.walk_after.is_some() && lap_steps {
             if self.lap_after.is_none() {
                 self.lap_began = now;
             }
             asked.part = LapPart::Everything;
+            asked.lap_step_began = Some(now);
             asked.walk = false;
             read.walk_limit = 0;
             read.lap_after = self.lap_after.or(Some(START));
@@ -1986,6 +1993,11 @@ fn payload_bytes(payload: &Payload) -> u64 {
         Payload::Loaded(bytes) => bytes.len() as u64,
         Payload::Omitted | Payload::TooLarge(_) => 0,
     }
+}
+
+/// How long a lap rests after a step that took so long.
+fn lap_gap(took: Duration) -> Duration {
+    (took * LAP_REST).clamp(LAP_GAP_MIN, LAP_GAP_MAX)
 }
 
 fn micros(us: i64) -> Duration {

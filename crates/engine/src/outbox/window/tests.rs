@@ -216,3 +216,29 @@ fn keys_behind_a_hot_one_are_reached_while_it_is_worked() {
     });
     assert!(started, "the key behind the hot one never started");
 }
+
+#[test]
+fn a_lap_is_a_small_part_of_the_polls_however_long_its_steps_take() {
+    const STEP: Duration = Duration::from_millis(10);
+    let mut table = Table::default();
+    for number in 0..20_000 {
+        table.insert("paused", format!("held-{}", number % 900));
+    }
+    let mut now = Instant::now();
+    let mut window = Window::new(&relay(), 64, false, 1, now);
+    window.own(LaneSet::first(64), LaneSet::EMPTY);
+    let (mut steps, mut others) = (0, Duration::ZERO);
+    while others < Duration::from_secs(20) {
+        let Some((read, asked)) = window.plan_read(false, now) else {
+            (now, others) = (now + Duration::from_millis(1), others + Duration::from_millis(1));
+            continue;
+        };
+        let took = if asked.part == LapPart::Everything { STEP } else { Duration::from_millis(1) };
+        (steps, others) = if took == STEP { (steps + 1, others) } else { (steps, others + took) };
+        now += took;
+        let polled = table.answer(&read);
+        window.absorb(&asked, polled, now);
+    }
+    assert!(steps >= 40, "two laps of twenty steps and more: {steps}");
+    assert!(STEP * steps * 8 <= others + STEP * 8, "{steps} steps of {STEP:?} beside {others:?}");
+}
