@@ -19,6 +19,9 @@ use sqlx::{AssertSqlSafe, Column, Row, TypeInfo, ValueRef};
 /// Bound for everything that is awaited. Nothing is expected to take so long; a loaded machine makes no test fail.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
+/// Every metric by its name: a misspelt one would be 0 for ever.
+const METRICS: &str = include_str!("../../docs/reference/metrics.md");
+
 /// The databases of these scenarios.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -659,9 +662,27 @@ impl World {
         lost
     }
 
-    /// Stops all workers that still run; each must end well.
+    /// Waits until the lanes of both tables are spread over so many workers, so that each of them works. A SQLite file has one lane.
+    pub async fn spread_over(&self, workers: i64) {
+        let owners = |scope: &str| {
+            format!(
+                "SELECT count(*) AS n FROM (SELECT worker FROM queuebox_lane WHERE scope = '{scope}' AND worker IS NOT NULL \
+                 GROUP BY worker HAVING count(*) >= {}) q",
+                64 / workers - 1
+            )
+        };
+        let wanted = if self.db.kind == Kind::Sqlite { return } else { workers };
+        for scope in ["outbox", "inbox"] {
+            self.db.wait_row(&owners(scope), |row| number(row, "n") == wanted).await;
+        }
+    }
+
+    /// Stops all workers that still run; each must end well, and none may have ended by itself.
     pub async fn finish(self) {
         let workers: Vec<Arc<Worker>> = self.workers.lock().unwrap().clone();
+        for worker in &workers {
+            assert!(!worker.process.ended_by_itself(), "worker {} ended by itself", worker.process.pid());
+        }
         for worker in workers.iter().filter(|worker| worker.process.is_running()) {
             let status = worker.process.terminate(PATIENCE).await;
             assert!(status.success(), "a worker ended with {status}");
@@ -757,9 +778,14 @@ impl Worker {
         Answered::of(self.client.get(self.management_url(path))).await
     }
 
-    /// Sum of the series with this name that carry these labels; 0 without any.
+    /// Sum of the series with this name that carry these labels; 0 without any. The name must be a documented one.
     pub async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        let page = self.get("/metrics").await.body;
+        let of_histogram = ["_count", "_sum", "_bucket"].iter().find_map(|part| name.strip_suffix(part));
+        let documented = |name: &str| METRICS.contains(&format!("`{name}`"));
+        assert!(documented(name) || of_histogram.is_some_and(documented), "there is no metric {name}");
+        let answer = self.get("/metrics").await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let page = answer.body;
         let of_series = |line: &str| {
             let (series, value) = line.rsplit_once(' ')?;
             let (found, rest) = series.split_once('{').unwrap_or((series, ""));

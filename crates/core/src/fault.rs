@@ -93,6 +93,12 @@ impl Fault {
         self
     }
 
+    /// The fault lies in a value or a trigger of one row: the others of its batch may be written without it. A store says so by
+    /// [`Class::Refused`], or by the code `raised` for a trigger, which may be taken away again.
+    pub fn is_of_one_row(&self) -> bool {
+        self.class == Class::Refused || self.code == "raised"
+    }
+
     /// True for [`Class::Fenced`].
     pub fn is_fenced(&self) -> bool {
         self.class == Class::Fenced

@@ -61,7 +61,13 @@ const SCHEMES: [&str; 5] = ["basic", "bearer", "digest", "negotiate", "token"];
 
 /// Removes what looks like a secret and cuts the text to [`MAX_CHARS`].
 pub fn redact(text: &str) -> String {
-    cut(credentials(&names_and_urls(text)))
+    cut(printable(credentials(&names_and_urls(text))))
+}
+
+/// Control characters would act on a terminal, and a database may refuse to store them (PostgreSQL: U+0000).
+fn printable(text: String) -> String {
+    let acts = |c: char| c.is_control() && !matches!(c, '\n' | '\r' | '\t');
+    if text.contains(acts) { text.replace(acts, "\u{fffd}") } else { text }
 }
 
 /// As [`redact`], and removes each of `secrets` wherever it stands: as it is, percent-encoded, escaped with backslashes, or

@@ -1,5 +1,5 @@
-//! What a whole run of the tests printed, kept in one folder so that one scan at its end can look for secrets: `./dev test` names the
-//! folder in `QUEUEBOX_TEST_OUTPUT` and fails when anything in it holds one.
+//! What a whole run of the tests printed, kept in one folder so that one scan at its end can look for secrets, and for promises that
+//! were broken once: `./dev test` names the folder in `QUEUEBOX_TEST_OUTPUT` and fails when it holds either.
 
 use std::io::Write;
 use std::path::Path;
@@ -24,6 +24,23 @@ fn keep_in(folder: &Path, who: &str, texts: &[&str]) {
     written.unwrap_or_else(|error| panic!("cannot keep {}: {error}", path.display()));
 }
 
+/// Panics unless a promise was kept, and leaves a note beside what the run printed: `./dev test` fails on it, also when a second try of
+/// the test passes. For what may not happen even once (a message lost, reordered, sent twice without cause), not for what took too long.
+#[track_caller]
+pub fn promise(kept: bool, said: std::fmt::Arguments<'_>) {
+    if !kept {
+        keep(BROKEN, &[&note(said)]);
+        panic!("{said}");
+    }
+}
+
+/// Beginning of the names of files that hold a note of [`promise`]. `./dev` looks for it.
+const BROKEN: &str = "broken-promise";
+
+fn note(said: std::fmt::Arguments<'_>) -> String {
+    format!("{}: {said}", std::thread::current().name().unwrap_or("a test"))
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::Command;
@@ -36,7 +53,7 @@ mod tests {
         (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
-    /// What is kept is found by the scan of `./dev`, in every form, and what holds no secret is not.
+    /// What is kept is found by the scan of `./dev`: a secret in every form, a broken promise; nothing else is.
     #[test]
     fn the_scan_of_a_run_finds_each_form_of_a_secret() {
         assert_eq!(SECRETS.lines().next(), Some(CANARY));
@@ -51,6 +68,10 @@ mod tests {
             assert!(!clean && said.contains("queuebox-"), "{secret}: {said}");
             assert!(!said.contains(secret), "it names the place, not the secret: {said}");
         }
+        let broken = tempfile::tempdir().unwrap();
+        keep_in(broken.path(), BROKEN, &[&note(format_args!("lost: {}", 7))]);
+        let (kept, said) = scan(broken.path());
+        assert!(!kept && said.contains("lost: 7"), "{said}");
         let empty = tempfile::tempdir().unwrap();
         assert!(!scan(empty.path()).0, "a run that kept nothing was not searched");
     }

@@ -31,7 +31,7 @@ mod wait;
 
 pub use child::Signal;
 pub use disk::Disk;
-pub use evidence::{CANARY, keep};
+pub use evidence::{CANARY, keep, promise};
 pub use kafka::{Kafka, KafkaProxy, kafka, private_kafka, private_kafka_with, try_kafka, try_private_kafka_with};
 pub use kubernetes::{Kubernetes, kubernetes, private_kubernetes, try_kubernetes};
 pub use nats::{Nats, nats, private_nats, private_nats_with, try_nats, try_private_nats_with};

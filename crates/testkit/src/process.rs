@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -58,6 +59,8 @@ pub struct Process {
     child: Mutex<Watched>,
     pid: u32,
     folder: tempfile::TempDir,
+    /// Somebody asked for its end.
+    dismissed: AtomicBool,
 }
 
 /// The program still runs although its end was waited for.
@@ -97,8 +100,16 @@ impl Process {
         self.with(|child| child.try_wait().is_none())
     }
 
+    /// Whether it ended although nobody had asked for it: it crashed, or gave up.
+    pub fn ended_by_itself(&self) -> bool {
+        !self.dismissed.load(Ordering::SeqCst) && !self.is_running()
+    }
+
     /// Sends a signal; panics when the program has ended already.
     pub fn signal(&self, signal: Signal) {
+        if matches!(signal, Signal::Term | Signal::Int | Signal::Kill) {
+            self.dismissed.store(true, Ordering::SeqCst);
+        }
         self.with(|child| {
             assert!(child.try_wait().is_none(), "{} has ended; {}", self.name, self.end_of_log());
             send(child.pid(), signal).unwrap_or_else(|error| panic!("{error:#}"));
@@ -112,6 +123,7 @@ impl Process {
 
     /// Ends it at once and waits until it is gone.
     pub async fn kill9(&self) {
+        self.dismissed.store(true, Ordering::SeqCst);
         self.with(|child| {
             if child.try_wait().is_none() {
                 let _ = child.child().kill();
@@ -212,6 +224,13 @@ impl Process {
         }
     }
 
+    /// Panics when the program did: some task of it is gone, whatever it still answers.
+    fn assert_no_panic(&self) {
+        let output = self.output();
+        let line = output.lines().find(|line| line.contains("panicked at"));
+        assert!(line.is_none(), "{} panicked: {}", self.name, line.unwrap_or_default());
+    }
+
     fn end_of_log(&self) -> String {
         format!("the end of its output:\n{}", tail(&self.folder.path().join("both")))
     }
@@ -223,6 +242,7 @@ impl Drop for Process {
         // Where a test fails already, its own message counts.
         if !std::thread::panicking() {
             self.assert_no_secret();
+            self.assert_no_panic();
         }
     }
 }
@@ -281,6 +301,6 @@ impl ProcessBuilder {
         self.command.stdin(Stdio::null()).stdout(out).stderr(both);
         let child = Watched::spawn(self.command)?;
         let pid = child.pid();
-        Ok(Process { name: self.name, child: Mutex::new(child), pid, folder })
+        Ok(Process { name: self.name, child: Mutex::new(child), pid, folder, dismissed: AtomicBool::new(false) })
     }
 }

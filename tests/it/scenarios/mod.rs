@@ -19,6 +19,7 @@ mod operation;
 mod order;
 mod pull;
 mod real_input;
+mod refused_rows;
 mod relay;
 mod rollout;
 mod rotation;

@@ -35,6 +35,24 @@ use crate::{
 const PAUSE_FIRST: Duration = Duration::from_millis(2);
 /// Longest pause after the database failed.
 const FAILURE_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// How many rows go into the next write of a kind: fewer and fewer while the database refuses one of them, until that one is alone.
+#[derive(Debug, Clone, Copy)]
+struct Batch(usize);
+
+impl Batch {
+    const WHOLE: Batch = Batch(usize::MAX);
+
+    /// So many were written together.
+    fn took(&mut self) {
+        self.0 = self.0.saturating_mul(2);
+    }
+
+    /// So many were refused together.
+    fn refused(&mut self, rows: usize) {
+        self.0 = (rows / 2).max(1);
+    }
+}
+
 /// Polls in a row with rows after which a worker says that it need not be woken.
 const BUSY_POLLS: u32 = 16;
 
@@ -49,7 +67,7 @@ pub enum Order {
         /// Of which these are to be worked carefully.
         careful: LaneSet,
     },
-    /// Let these lanes come to rest; reported by [`Report::Rested`].
+    /// Let these lanes come to rest; reported by [`Report::Rested`], or by [`Report::Careful`].
     Drain(LaneSet),
     /// The registration is lost: stop everything, write nothing.
     Lost,
@@ -73,6 +91,8 @@ pub enum Order {
 pub enum Report {
     /// Lanes that came to rest and are not the driver's any more.
     Rested(LaneSet),
+    /// Lanes that were to come to rest and go on: they are worked carefully, and whoever gets them would not know (contract 5.4).
+    Careful(LaneSet),
     /// The database refused the registration. It must not be used again, even if the database thought better of it: its clock may
     /// have jumped there and back.
     Fenced,
@@ -163,6 +183,9 @@ pub struct Driver {
     failure_pause: Duration,
     count_startable_at: Instant,
     settles_repeated: bool,
+    settle_batch: Batch,
+    mark_batch: Batch,
+    expand_batch: Batch,
     busy_polls: u32,
     idle_written: bool,
     idle_wanted: bool,
@@ -213,6 +236,9 @@ impl Driver {
             failure_pause: Duration::ZERO,
             count_startable_at: Instant::now(),
             settles_repeated: false,
+            settle_batch: Batch::WHOLE,
+            mark_batch: Batch::WHOLE,
+            expand_batch: Batch::WHOLE,
             busy_polls: 0,
             idle_written: false,
             idle_wanted: false,
@@ -347,7 +373,7 @@ impl Driver {
         }
         let store = self.parts.store.clone();
         let lease_ms = u64::try_from(self.parts.config.outbox.lease.as_millis()).unwrap_or(u64::MAX);
-        let rows = if self.may_start(now) { self.window.take_marks() } else { Vec::new() };
+        let rows = if self.may_start(now) { self.window.take_marks(self.mark_batch.0) } else { Vec::new() };
         if !rows.is_empty() {
             return Some(self.begin(false, async move {
                 let result = store.mark(&fence, &rows, lease_ms).await;
@@ -355,7 +381,8 @@ impl Driver {
             }));
         }
         if self.window.has_expansions() && self.may_start(now) {
-            let expansions = self.window.take_expansions(self.parts.config.outbox.batch_size as usize);
+            let limit = (self.parts.config.outbox.batch_size as usize).min(self.expand_batch.0);
+            let expansions = self.window.take_expansions(limit);
             return Some(self.begin(false, async move {
                 let result = store.expand(&fence, &expansions).await;
                 Done::Expanded { expansions, result }
@@ -395,7 +422,7 @@ impl Driver {
 
     /// Settles of one statement.
     fn settles_max(&self) -> usize {
-        self.parts.config.outbox.batch_size as usize * 4
+        (self.parts.config.outbox.batch_size as usize * 4).min(self.settle_batch.0)
     }
 
     fn done(&mut self, epoch: u64, done: Done, now: Instant) {
@@ -406,35 +433,28 @@ impl Driver {
             Done::Polled { settles, repeated, asked, result } => self.polled(settles, repeated, &asked, result, now),
             Done::Settled { settles, result } => match result {
                 Ok(polled) => {
+                    self.settle_batch.took();
                     self.window.settled(settles, &polled.lost, false, now);
                     Ok(())
                 }
-                Err(fault) => {
-                    self.settles_repeated = true;
-                    self.window.unsettled(settles);
-                    Err(fault)
-                }
+                Err(fault) => self.not_settled(settles, false, fault, now),
             },
             Done::Marked { rows, result } => match result {
                 Ok(marked) => {
+                    self.mark_batch.took();
                     let starts = self.window.marks_done(&rows, &marked, now);
                     self.launch(starts);
                     Ok(())
                 }
-                Err(fault) => {
-                    self.window.marks_failed(&rows);
-                    Err(fault)
-                }
+                Err(fault) => self.not_marked(&rows, fault, now),
             },
             Done::Expanded { expansions, result } => match result {
                 Ok(lost) => {
+                    self.expand_batch.took();
                     self.window.expanded(expansions, &lost, now);
                     Ok(())
                 }
-                Err(fault) => {
-                    self.window.unexpanded(expansions);
-                    Err(fault)
-                }
+                Err(fault) => self.not_expanded(&expansions, fault, now),
             },
             Done::Idled { idle, result } => {
                 // Read once more after the flag is written: a row committed before it may have woken nobody.
@@ -459,18 +479,94 @@ impl Driver {
     ) -> Result<(), Fault> {
         let polled = match result {
             Ok(polled) => polled,
-            Err(fault) => {
-                self.settles_repeated |= repeated || !settles.is_empty();
-                self.window.unsettled(settles);
-                return Err(fault);
-            }
+            Err(fault) => return self.not_settled(settles, repeated, fault, now),
         };
         let settled = settles.len();
+        if settled > 0 {
+            self.settle_batch.took();
+        }
         self.window.settled(settles, &polled.lost, repeated, now);
         let found = polled.walk.len() + polled.keys.len() + polled.later.len() + polled.destinations.len();
         self.window.absorb(asked, polled, now);
         self.pace(found, settled, now);
         Ok(())
+    }
+
+    /// A row that the database refuses holds up no other: the batch is halved until that row is alone, which is then put off.
+    fn not_settled(
+        &mut self,
+        mut settles: Vec<Settle>,
+        repeated: bool,
+        fault: Fault,
+        now: Instant,
+    ) -> Result<(), Fault> {
+        self.settles_repeated |= repeated || !settles.is_empty();
+        if !fault.is_of_one_row() || settles.is_empty() || !self.window.may_put_off() {
+            self.window.unsettled(settles);
+            return Err(fault);
+        }
+        self.read_at = now;
+        if settles.len() == 1
+            && let Some(settle) = settles.pop()
+        {
+            let id = settle.position.id;
+            let pause = self.window.put_off_settle(settle, now);
+            self.refused(id, "its outcome cannot be written", pause, &fault);
+            return Ok(());
+        }
+        self.settle_batch.refused(settles.len());
+        self.window.unsettled(settles);
+        Ok(())
+    }
+
+    /// See [`not_settled`](Self::not_settled).
+    fn not_marked(&mut self, rows: &[(Position, Stamp)], fault: Fault, now: Instant) -> Result<(), Fault> {
+        match rows {
+            _ if !fault.is_of_one_row() || !self.window.may_put_off() => {
+                self.window.marks_failed(rows);
+                return Err(fault);
+            }
+            [(position, _)] => {
+                let pause = self.window.put_off_start(position.id, now);
+                self.refused(position.id, "it cannot be claimed", pause, &fault);
+            }
+            _ => {
+                self.mark_batch.refused(rows.len());
+                self.window.marks_failed(rows);
+            }
+        }
+        Ok(())
+    }
+
+    /// See [`not_settled`](Self::not_settled). Whatever the reason is, parents are put off: it may concern inserts only, and outcomes of
+    /// others are to be written meanwhile.
+    fn not_expanded(&mut self, expansions: &[Expansion], fault: Fault, now: Instant) -> Result<(), Fault> {
+        if fault.is_fenced() {
+            self.window.unexpanded(expansions);
+            return Err(fault);
+        }
+        if fault.is_of_one_row() && expansions.len() > 1 {
+            self.expand_batch.refused(expansions.len());
+            self.window.unexpanded(expansions);
+            return Ok(());
+        }
+        for expansion in expansions {
+            let id = expansion.parent.id;
+            let pause = self.window.put_off_start(id, now);
+            self.refused(id, "it cannot be expanded into one row per destination", pause, &fault);
+        }
+        Ok(())
+    }
+
+    fn refused(&self, id: Uuid, what: &str, pause: Duration, fault: &Fault) {
+        self.parts.metrics.process_errors.inc();
+        tracing::warn!(
+            message_id = %id,
+            code = %fault.code,
+            "The database refuses the row of this message: {what}; tried again in {} ms: {}",
+            pause.as_millis(),
+            fault.detail
+        );
     }
 
     /// When to read again: at once after rows, soon after the last ones, at the poll interval when idle.
@@ -523,11 +619,17 @@ impl Driver {
                     self.fence = Some(fence);
                 }
                 if self.stopping.is_none() {
-                    self.window.own(lanes, careful);
+                    self.window.own(lanes, careful, now);
                     self.hurry(now);
                 }
             }
-            Order::Drain(lanes) => self.window.drain(lanes),
+            Order::Drain(lanes) => {
+                let careful = self.window.careful_lanes().intersect(lanes);
+                self.window.drain(lanes.minus(careful), now);
+                if !careful.is_empty() {
+                    let _ = self.parts.reports.send(Report::Careful(careful));
+                }
+            }
             Order::Lost => self.lost(),
             Order::Recovered => {
                 self.window.lap_now(now);
@@ -537,7 +639,7 @@ impl Driver {
             Order::MayKillNoRoute(may) => self.window.set_may_kill_no_route(may),
             Order::Stop { deadline, done } => {
                 self.stopping = Some((deadline, done));
-                self.window.stop_starting();
+                self.window.stop_starting(now);
             }
         }
     }

@@ -68,6 +68,13 @@ impl Gate {
         Self { state, breaker, failures: 0, streak: None, bucket: rate.map(|rate| Bucket::new(rate, now)) }
     }
 
+    /// This worker's part of the Relay's rate: the share of the lanes that it owns.
+    pub fn share_rate(&mut self, lanes: u32, of: u32, now: Instant) {
+        if let Some(bucket) = &mut self.bucket {
+            bucket.share(f64::from(lanes.max(1)) / f64::from(of.max(1)), now);
+        }
+    }
+
     /// Current state.
     pub fn state(&self) -> &State {
         &self.state
@@ -127,8 +134,9 @@ impl Gate {
         false
     }
 
-    /// A publish that failed. True when the gate closed by it.
-    pub fn failed(&mut self, trips: bool, now: Instant) -> bool {
+    /// A publish that failed. `is_probe`: it was started as the probe; what was under way when the gate closed decides nothing about it.
+    /// True when the gate closed by it.
+    pub fn failed(&mut self, trips: bool, is_probe: bool, now: Instant) -> bool {
         let (failures, since) = self.streak.unwrap_or((0, now));
         self.streak = Some((failures.saturating_add(1), since));
         let Some(breaker) = self.breaker else {
@@ -137,7 +145,7 @@ impl Gate {
         if !trips {
             // Any other outcome ends the run: the receiver is alive.
             self.failures = 0;
-            if matches!(self.state, State::Probing { .. }) {
+            if is_probe && self.is_probing() {
                 self.state = State::Open;
             }
             return false;
@@ -145,7 +153,7 @@ impl Gate {
         self.failures = self.failures.saturating_add(1);
         let closes = match self.state {
             State::Open => self.failures >= breaker.failures,
-            State::Probing { .. } => true,
+            State::Probing { .. } => is_probe,
             _ => false,
         };
         if closes {
@@ -154,7 +162,7 @@ impl Gate {
         closes
     }
 
-    /// The probing row ended without an outcome (its lane went away): another one may probe.
+    /// The probing row ended without an outcome of the destination's (its lane went away, its transform failed): another one may probe.
     pub fn probe_vanished(&mut self) {
         if let State::Probing { in_flight } = &mut self.state {
             *in_flight = false;
@@ -255,6 +263,8 @@ impl Gate {
 /// Token bucket on the engine's clock.
 #[derive(Debug)]
 struct Bucket {
+    /// Of the whole Relay.
+    rate: Rate,
     per_second: f64,
     burst: f64,
     tokens: f64,
@@ -264,7 +274,15 @@ struct Bucket {
 impl Bucket {
     fn new(rate: Rate, now: Instant) -> Self {
         let burst = f64::from(rate.burst.max(1));
-        Self { per_second: f64::from(rate.per_second.max(1)), burst, tokens: burst, at: now }
+        Self { rate, per_second: f64::from(rate.per_second.max(1)), burst, tokens: burst, at: now }
+    }
+
+    /// Whoever gets lanes gets their part of the tokens by waiting for it, so that a move never lets more through.
+    fn share(&mut self, part: f64, now: Instant) {
+        self.refill(now);
+        self.per_second = f64::from(self.rate.per_second.max(1)) * part;
+        self.burst = (f64::from(self.rate.burst.max(1)) * part).max(1.0);
+        self.tokens = self.tokens.min(self.burst);
     }
 
     fn refill(&mut self, now: Instant) {
@@ -305,18 +323,20 @@ mod tests {
         let start = now();
         let mut gate =
             Gate::new(false, Some(BreakerConfig { failures: 3, open_for: Duration::from_secs(10) }), None, start);
-        assert!(!gate.failed(true, start));
-        assert!(!gate.failed(false, start), "another outcome ends the run");
-        assert!(!gate.failed(true, start));
-        assert!(!gate.failed(true, start));
-        assert!(gate.failed(true, start));
+        assert!(!gate.failed(true, false, start));
+        assert!(!gate.failed(false, false, start), "another outcome ends the run");
+        assert!(!gate.failed(true, false, start));
+        assert!(!gate.failed(true, false, start));
+        assert!(gate.failed(true, false, start));
         assert_eq!((gate.breaker_gauge(), gate.allowance(5, start)), (2, 0));
         let later = start + Duration::from_secs(10);
         assert!(gate.is_open(later));
         assert_eq!((gate.breaker_gauge(), gate.allowance(5, later)), (1, 1));
         gate.started(later);
         assert_eq!(gate.allowance(5, later), 0, "one probe at a time");
-        assert!(gate.failed(true, later));
+        assert!(!gate.failed(true, false, later), "it was under way when the gate closed");
+        assert_eq!((gate.breaker_gauge(), gate.allowance(5, later)), (1, 0), "the probe is still awaited");
+        assert!(gate.failed(true, true, later));
         let again = later + Duration::from_secs(10);
         assert!(gate.is_open(again));
         gate.started(again);
@@ -358,5 +378,29 @@ mod tests {
         assert!(next > start && next <= start + Duration::from_millis(101));
         assert_eq!(gate.allowance(5, next), 1);
         assert_eq!(gate.allowance(5, start + Duration::from_secs(60)), 2);
+    }
+
+    /// Contract 13.3: the limits are those of the whole Relay.
+    #[tokio::test(start_paused = true)]
+    async fn workers_share_the_rate_as_they_share_the_lanes() {
+        let start = now();
+        let mut gates = [48, 16].map(|lanes| {
+            let mut gate = Gate::new(false, None, Some(Rate { per_second: 100, burst: 4 }), start);
+            gate.share_rate(lanes, 64, start);
+            gate
+        });
+        assert_eq!(gates.each_mut().map(|gate| gate.allowance(50, start)), [3, 1]);
+        let mut started = [0, 0];
+        for step in 1..=1000 {
+            let at = start + Duration::from_millis(step);
+            for (gate, count) in gates.iter_mut().zip(&mut started) {
+                for _ in 0..gate.allowance(50, at) {
+                    gate.started(at);
+                    *count += 1;
+                }
+            }
+        }
+        // 75 and 25 a second, and the burst at the start.
+        assert!((77..=78).contains(&started[0]) && (25..=26).contains(&started[1]), "{started:?}");
     }
 }

@@ -10,6 +10,7 @@
 //!   unit behind it starts before it has been read again. Rows without a key that were left behind are remembered per destination.
 //! - A row is in memory from its read until the database has confirmed its settle; while it is, no read returns it.
 //! - A full, slow or held destination never takes room from another.
+//! - A row that the database refuses to write holds nobody but its own unit: it is put off, alone.
 //!
 //! ```text
 //!            offer               head of its unit             room, gate open
@@ -67,6 +68,11 @@ const BARREN_REST_MAX: u32 = 4;
 const LAP_REST: u32 = 8;
 const LAP_GAP_MIN: Duration = Duration::from_millis(20);
 const LAP_GAP_MAX: Duration = Duration::from_millis(250);
+/// Rows that the database refuses, kept in memory. Where there are more, it is no matter of single rows.
+const PUT_OFF_MAX: usize = 64;
+/// Pause before a write that the database refused is tried again; doubles up to the longest one.
+const SETBACK_FIRST: Duration = Duration::from_millis(100);
+const SETBACK_MAX: Duration = Duration::from_secs(30);
 
 /// A unit whose question was answered: what it had left behind until then, and its lane.
 type Answered = (UnitName, Option<(i64, usize)>, Lane);
@@ -134,6 +140,17 @@ enum Phase {
     InFlight,
     /// Its settle is not confirmed yet.
     Settling,
+    /// The database refused to write it: it is tried again later.
+    PutOff,
+}
+
+/// What a row is put off for.
+#[derive(Debug)]
+enum Again {
+    /// To be started: it could not be marked, or not be expanded.
+    Start,
+    /// For its outcome to be written.
+    Settle(Settle),
 }
 
 #[derive(Debug)]
@@ -237,6 +254,8 @@ struct Slot {
     behind_generation: u64,
     /// The sequence of the last row that probed a broken gate; the next probe is another one.
     probed: i64,
+    /// The row that probes it now.
+    probe: Option<Uuid>,
 }
 
 impl Slot {
@@ -329,6 +348,9 @@ pub struct Window {
     active: LaneSet,
     settles: Vec<Settle>,
     expansions: Vec<Uuid>,
+    put_off: Map<Uuid, (Instant, Again)>,
+    /// How often the database refused a row so far.
+    setbacks: Map<Uuid, u32>,
     may_kill_no_route: bool,
     no_route: PerMinute,
     keys_full: bool,
@@ -388,6 +410,8 @@ impl Window {
             active: LaneSet::EMPTY,
             settles: Vec::new(),
             expansions: Vec::new(),
+            put_off: Map::default(),
+            setbacks: Map::default(),
             may_kill_no_route: true,
             no_route: PerMinute::new(now),
             keys_full: false,
@@ -409,7 +433,7 @@ impl Window {
     // ---- lanes -------------------------------------------------------------------------------------------------------
 
     /// Lanes that are ours from now on. The walk begins anew, so that nothing in them is missed.
-    pub fn own(&mut self, lanes: LaneSet, careful: LaneSet) {
+    pub fn own(&mut self, lanes: LaneSet, careful: LaneSet, now: Instant) {
         let fresh = lanes.minus(self.owned);
         self.owned = self.owned.union(lanes);
         for lane in lanes.iter() {
@@ -421,7 +445,7 @@ impl Window {
                 careful_left: careful.contains(lane).then(|| self.outbox.max_in_flight.saturating_mul(2).max(1)),
             };
         }
-        self.find_active();
+        self.find_active(now);
         if !fresh.is_empty() {
             self.walk_anew();
         }
@@ -436,16 +460,19 @@ impl Window {
         self.later_due = true;
     }
 
-    fn find_active(&mut self) {
+    fn find_active(&mut self, now: Instant) {
         self.active = self.owned.iter().filter(|lane| !self.lanes[usize::from(*lane)].draining).collect();
+        for slot in &mut self.slots {
+            slot.gate.share_rate(self.active.len(), u32::from(self.lane_count), now);
+        }
     }
 
     /// Nothing of these lanes starts any more. They can be given away once they are [quiet](Self::take_quiet).
-    pub fn drain(&mut self, lanes: LaneSet) {
+    pub fn drain(&mut self, lanes: LaneSet, now: Instant) {
         for lane in lanes.intersect(self.owned).iter() {
             self.lanes[usize::from(lane)].draining = true;
         }
-        self.find_active();
+        self.find_active(now);
         self.forget_unstarted(lanes);
     }
 
@@ -478,7 +505,10 @@ impl Window {
         let started = self
             .rows
             .values()
-            .filter(|entry| matches!(entry.phase, Phase::InFlight | Phase::Settling) && entry.slot < self.real_slots)
+            .filter(|entry| {
+                let settles = matches!(self.put_off.get(&entry.row.id), Some((_, Again::Settle(_))));
+                (settles || matches!(entry.phase, Phase::InFlight | Phase::Settling)) && entry.slot < self.real_slots
+            })
             .map(|entry| (entry.row.id, entry.was_published))
             .collect();
         self.rows.clear();
@@ -486,6 +516,8 @@ impl Window {
         self.dirty.clear();
         self.settles.clear();
         self.expansions.clear();
+        self.put_off.clear();
+        self.setbacks.clear();
         self.marks_wanted.clear();
         self.timers.clear();
         self.timed_units.clear();
@@ -498,6 +530,7 @@ impl Window {
             slot.left.clear();
             slot.behind = None;
             slot.behind_generation += 1;
+            slot.probe = None;
             slot.gate.probe_vanished();
         }
         self.owned = LaneSet::EMPTY;
@@ -512,15 +545,21 @@ impl Window {
         started
     }
 
-    /// Drops rows of `lanes` that have not started. They stay pending in the database; nothing is written.
+    /// Drops rows of `lanes` that have not started, or that the database refuses to write. They stay pending in the database; nothing
+    /// is written.
     fn forget_unstarted(&mut self, lanes: LaneSet) {
         let gone: Vec<Uuid> = self
             .rows
             .values()
-            .filter(|entry| lanes.contains(entry.row.lane) && matches!(entry.phase, Phase::Chained | Phase::Ready))
+            .filter(|entry| {
+                lanes.contains(entry.row.lane) && matches!(entry.phase, Phase::Chained | Phase::Ready | Phase::PutOff)
+            })
             .map(|entry| entry.row.id)
             .collect();
         for id in gone {
+            if let Some((_, Again::Settle(settle))) = self.put_off.remove(&id) {
+                self.abandon(settle);
+            }
             self.remove(id);
         }
         for slot in &mut self.slots {
@@ -825,9 +864,9 @@ impl Window {
         self.outbox.max_in_flight_bytes / (self.real_slots.max(1) as u64)
     }
 
-    /// Rows without a route are not touched while a newer configuration is alive.
+    /// Rows without a route are not touched while a newer configuration is alive, nor are parents while too many cannot be expanded.
     fn is_barred(&self, slot: usize) -> bool {
-        slot == self.no_route_slot() && !self.may_kill_no_route
+        slot == self.no_route_slot() && !self.may_kill_no_route || slot == self.expand_slot() && !self.may_put_off()
     }
 
     /// Twice what may be in flight and at least a batch, so that a destination never waits for a read.
@@ -955,6 +994,7 @@ impl Window {
 
     /// Timers that have come. Called before each plan.
     pub fn tick(&mut self, now: Instant) {
+        self.take_up(now);
         while let Some(Reverse((at, number))) = self.timers.peek().copied() {
             if at > now {
                 break;
@@ -979,7 +1019,8 @@ impl Window {
     pub fn next_timer(&self, now: Instant) -> Option<Instant> {
         let own = self.timers.peek().map(|Reverse((at, _))| *at);
         let gates = self.slots.iter().filter_map(|slot| slot.gate.next_timer(now));
-        own.into_iter().chain(gates).min()
+        let put_off = self.put_off.values().map(|(at, _)| *at);
+        own.into_iter().chain(gates).chain(put_off).min()
     }
 
     // ---- from chained to in flight -----------------------------------------------------------------------------------
@@ -1132,6 +1173,7 @@ impl Window {
                 self.in_flight += 1;
                 if self.slots[slot].gate.is_probing() {
                     self.slots[slot].probed = sequence;
+                    self.slots[slot].probe = Some(id);
                 }
                 self.slots[slot].gate.started(now);
             }
@@ -1148,8 +1190,6 @@ impl Window {
             let text = format!(
                 "the payload has {size} bytes, outbox.maxPayloadSize allows {max}; raise it, or send a reference in place of the data"
             );
-            let slot = entry.slot;
-            self.slots[slot].gate.probe_vanished();
             self.finish_dead(id, DeadCode::Refused, &text, false, now);
             return;
         }
@@ -1185,9 +1225,9 @@ impl Window {
         }
     }
 
-    /// Rows to write `processing` now. Answer with [`marks_done`](Self::marks_done).
-    pub fn take_marks(&mut self) -> Vec<(Position, Stamp)> {
-        let wanted = std::mem::take(&mut self.marks_wanted);
+    /// At most `limit` rows to write `processing` now. Answer with [`marks_done`](Self::marks_done).
+    pub fn take_marks(&mut self, limit: usize) -> Vec<(Position, Stamp)> {
+        let wanted: Vec<Uuid> = self.marks_wanted.drain(..limit.min(self.marks_wanted.len())).collect();
         wanted.iter().filter_map(|id| self.rows.get(id)).map(|entry| (entry.row.position(), entry.stamp)).collect()
     }
 
@@ -1199,6 +1239,7 @@ impl Window {
             entry.stamp.marked = true;
             if marked.contains(&position.id) {
                 entry.phase = Phase::InFlight;
+                self.setbacks.remove(&position.id);
                 self.launch(position.id, now, &mut starts);
             } else {
                 self.unstart(position.id);
@@ -1210,15 +1251,22 @@ impl Window {
         starts
     }
 
-    /// Marking failed for a passing reason: the rows are asked for again.
+    /// Marking failed: the rows are asked for again, before all others.
     pub fn marks_failed(&mut self, asked: &[(Position, Stamp)]) {
-        self.marks_wanted.extend(asked.iter().map(|(position, _)| position.id).filter(|id| self.rows.contains_key(id)));
+        let rows = &self.rows;
+        let again = asked.iter().map(|(position, _)| position.id).filter(|id| rows.contains_key(id));
+        self.marks_wanted.splice(0..0, again);
     }
 
-    /// Takes a row out of the counts of what is in flight.
+    /// Takes a row out of the counts of what is in flight. If it was the probe of its gate and the destination has not decided about
+    /// that, another row may probe.
     fn unstart(&mut self, id: Uuid) {
         let Some(entry) = self.rows.get(&id) else { return };
         let slot = entry.slot;
+        if self.slots[slot].probe == Some(id) {
+            self.slots[slot].probe = None;
+            self.slots[slot].gate.probe_vanished();
+        }
         self.slots[slot].in_flight = self.slots[slot].in_flight.saturating_sub(1);
         if slot < self.real_slots {
             self.in_flight = self.in_flight.saturating_sub(1);
@@ -1285,7 +1333,7 @@ impl Window {
             return;
         }
         let slot = entry.slot;
-        let probing = self.slots[slot].gate.is_probing();
+        let is_probe = self.slots[slot].probe == Some(id);
         match result {
             Published::Done => {
                 entry.was_published = true;
@@ -1304,10 +1352,10 @@ impl Window {
                 self.release(id);
             }
             Published::Failed(fault) => {
-                if self.slots[slot].gate.failed(fault.trips_breaker, now) {
+                if self.slots[slot].gate.failed(fault.trips_breaker, is_probe, now) {
                     self.notes.push(Note::GateClosed { destination: slot, reason: fault.detail.clone() });
                 }
-                if probing && fault.trips_breaker && fault.class != Class::Refused {
+                if is_probe && fault.trips_breaker && fault.class != Class::Refused {
                     self.release(id);
                 } else {
                     self.failed(id, &fault, now);
@@ -1452,6 +1500,7 @@ impl Window {
             if is_lost && !repeated {
                 self.notes.push(Note::Lost { id, published: was_published });
             }
+            self.setbacks.remove(&id);
             self.unmark(id);
             self.count_careful(lane);
             if let Some(unit) = &unit {
@@ -1492,6 +1541,94 @@ impl Window {
     pub fn unsettled(&mut self, mut settles: Vec<Settle>) {
         settles.append(&mut self.settles);
         self.settles = settles;
+    }
+
+    // ---- writes that the database refuses ----------------------------------------------------------------------------
+
+    /// Is it still a matter of single rows?
+    pub fn may_put_off(&self) -> bool {
+        self.put_off.len() < PUT_OFF_MAX
+    }
+
+    /// The outcome of this row, alone, cannot be written: a trigger or a value of it is in the way. It is tried again later, and holds
+    /// its own unit only. Returns the pause.
+    pub fn put_off_settle(&mut self, settle: Settle, now: Instant) -> Duration {
+        let id = settle.position.id;
+        let Some(entry) = self.rows.get_mut(&id) else { return Duration::ZERO };
+        entry.phase = Phase::PutOff;
+        let pause = self.setback(id);
+        self.put_off.insert(id, (now + pause, Again::Settle(settle)));
+        pause
+    }
+
+    /// This row cannot be marked, or not be expanded. It is tried again later. Returns the pause.
+    pub fn put_off_start(&mut self, id: Uuid, now: Instant) -> Duration {
+        self.unstart(id);
+        let Some(entry) = self.rows.get_mut(&id) else { return Duration::ZERO };
+        if entry.phase == Phase::Marking {
+            entry.stamp.marked = true;
+            self.unmark(id);
+        }
+        let pause = self.setback(id);
+        let Some(entry) = self.rows.get_mut(&id) else { return Duration::ZERO };
+        entry.stamp = entry.row.stamp();
+        match entry.unit.clone() {
+            // Read again with its key, which may hold more by then: a write whose reply was lost may have been carried out.
+            Some(unit) => {
+                self.give_up_in_memory(id);
+                self.wait(&unit, now + pause);
+            }
+            // Kept, so that no read brings it before its time.
+            None => {
+                entry.phase = Phase::PutOff;
+                self.put_off.insert(id, (now + pause, Again::Start));
+            }
+        }
+        self.promote();
+        pause
+    }
+
+    fn setback(&mut self, id: Uuid) -> Duration {
+        // Rows that others took over are never heard of again.
+        if self.setbacks.len() >= KEYS_MAX {
+            self.setbacks.clear();
+        }
+        let count = self.setbacks.entry(id).or_default();
+        *count = count.saturating_add(1);
+        SETBACK_FIRST.saturating_mul(1 << (*count - 1).min(16)).min(SETBACK_MAX)
+    }
+
+    /// What was put off and has its turn.
+    fn take_up(&mut self, now: Instant) {
+        if self.put_off.values().all(|(at, _)| *at > now) {
+            return;
+        }
+        let due: Vec<Uuid> = self.put_off.iter().filter(|(_, (at, _))| *at <= now).map(|(id, _)| *id).collect();
+        for id in due {
+            match self.put_off.remove(&id) {
+                Some((_, Again::Settle(settle))) => {
+                    if let Some(entry) = self.rows.get_mut(&id) {
+                        entry.phase = Phase::Settling;
+                        self.settles.push(settle);
+                    }
+                }
+                Some((_, Again::Start)) => self.make_ready(id),
+                None => {}
+            }
+        }
+    }
+
+    /// The outcome of this row will not be written by this worker any more: whoever reads it next sends it again.
+    fn abandon(&mut self, settle: Settle) {
+        let id = settle.position.id;
+        let Some(entry) = self.rows.get(&id) else { return };
+        let (unit, lane, slot, published) = (entry.unit.clone(), entry.row.lane, entry.slot, entry.was_published);
+        self.unmark(id);
+        if let Some(unit) = unit {
+            self.set_waits(&unit, Waits::No);
+            self.leave(&unit, lane, settle.position.sequence, slot);
+        }
+        self.notes.push(Note::Lost { id, published });
     }
 
     fn count_careful(&mut self, lane: Lane) {
@@ -1558,6 +1695,7 @@ impl Window {
             let id = expansion.parent.id;
             let Some(entry) = self.rows.get(&id) else { continue };
             let parent = entry.row.clone();
+            self.setbacks.remove(&id);
             self.unstart(id);
             if lost.contains(&id) {
                 self.notes.push(Note::Lost { id, published: false });
@@ -1600,9 +1738,9 @@ impl Window {
         }
     }
 
-    /// They could not be expanded for a passing reason.
-    pub fn unexpanded(&mut self, expansions: Vec<Expansion>) {
-        self.expansions.extend(expansions.into_iter().map(|expansion| expansion.parent.id));
+    /// They could not be expanded: they are asked for again, before all others.
+    pub fn unexpanded(&mut self, expansions: &[Expansion]) {
+        self.expansions.splice(0..0, expansions.iter().map(|expansion| expansion.parent.id));
     }
 
     /// Parents that wait to be expanded?
@@ -1853,8 +1991,8 @@ impl Window {
     }
 
     /// Stop: rows that have not started are forgotten, rows being marked are released once they are.
-    pub fn stop_starting(&mut self) {
-        self.drain(self.owned);
+    pub fn stop_starting(&mut self, now: Instant) {
+        self.drain(self.owned, now);
     }
 
     /// The walk has read everything, and no row is in memory.
@@ -1984,6 +2122,7 @@ impl Slot {
             behind: None,
             behind_generation: 0,
             probed: i64::MIN,
+            probe: None,
         }
     }
 }

@@ -90,6 +90,8 @@ struct Live {
     inbox: LaneSet,
     /// Lanes on their way to another worker.
     leaving: BTreeMap<Lane, String>,
+    /// Lanes that were to leave and could not, since they are worked carefully: the next plan gives others, if there are any.
+    careful: LaneSet,
     /// Lanes that were taken, not given: what their last owner left `processing` is recovered before anything of them is read.
     unrecovered: LaneSet,
     /// Of these, lanes whose owner's lease had ended. Remembered from before the take, whose reply may be lost.
@@ -120,7 +122,7 @@ impl Keeper {
             if let Some(deadline) = self.stop_deadline() {
                 return self.leave(deadline).await;
             }
-            match self.step().await {
+            match self.step_within_the_lease().await {
                 Ok(()) => {
                     pause = Duration::from_millis(100);
                     self.parts.state.send_if_modified(|state| state.failing.take().is_some());
@@ -171,6 +173,21 @@ impl Keeper {
         }
     }
 
+    /// Whatever the database is asked: when the lease ends before it answers, the lease is what counts, and what runs under it ends.
+    async fn step_within_the_lease(&mut self) -> Result<(), Fault> {
+        let Some(until) = self.live.as_ref().map(|live| live.lease.until) else {
+            return self.step().await;
+        };
+        match tokio::time::timeout_at(until, self.step()).await {
+            Ok(done) => done,
+            // Renewed in the meantime, or lost.
+            Err(_) => {
+                self.expire();
+                Ok(())
+            }
+        }
+    }
+
     async fn step(&mut self) -> Result<(), Fault> {
         let Some(live) = &self.live else {
             return self.register().await;
@@ -192,6 +209,12 @@ impl Keeper {
             _ = self.parts.stop.changed() => {}
             Some(report) = self.parts.reports.recv() => match report {
                 Report::Rested(lanes) => return self.hand_over(lanes).await,
+                Report::Careful(lanes) => {
+                    if let Some(live) = &mut self.live {
+                        live.leaving.retain(|lane, _| !lanes.contains(*lane));
+                        live.careful = lanes;
+                    }
+                }
                 Report::Fenced => return Err(Fault::fenced("the database refused it.")),
             },
         }
@@ -234,6 +257,7 @@ impl Keeper {
             outbox: LaneSet::EMPTY,
             inbox: LaneSet::EMPTY,
             leaving: BTreeMap::new(),
+            careful: LaneSet::EMPTY,
             unrecovered: LaneSet::EMPTY,
             inherited: LaneSet::EMPTY,
             waiting: LaneSet::EMPTY,
@@ -255,12 +279,7 @@ impl Keeper {
         let lease_ms = self.lease_ms();
         let Some(live) = &mut self.live else { return Ok(()) };
         let sent_at = Instant::now();
-        let renewal = self.parts.store.renew(&live.fence, lease_ms);
-        let Ok(answer) = tokio::time::timeout_at(live.lease.until, renewal).await else {
-            self.expire();
-            return Ok(());
-        };
-        answer?;
+        self.parts.store.renew(&live.fence, lease_ms).await?;
         let lease = self.lease_from(sent_at);
         if let Some(live) = &mut self.live {
             live.lease = lease;
@@ -278,14 +297,9 @@ impl Keeper {
         if !self.parts.store.has_lanes() {
             return Ok(());
         }
-        let (fence, until) = (live.fence.clone(), live.lease.until);
+        let fence = live.fence.clone();
         let store = self.parts.store.clone();
-        let surveys = async { Ok::<_, Fault>((store.survey(Scope::Outbox).await?, store.survey(Scope::Inbox).await?)) };
-        let Ok(surveys) = tokio::time::timeout_at(until, surveys).await else {
-            self.expire();
-            return Ok(());
-        };
-        let (outbox, inbox) = surveys?;
+        let (outbox, inbox) = (store.survey(Scope::Outbox).await?, store.survey(Scope::Inbox).await?);
         if !outbox.workers.iter().any(|worker| worker.worker == fence.worker && worker.live) {
             return Err(Fault::fenced("the worker's row is gone or its lease has ended."));
         }
@@ -324,7 +338,8 @@ impl Keeper {
 
     async fn outbox_lanes(&mut self, survey: &Survey) -> Result<(), Fault> {
         self.adopt(survey);
-        let plan = self.plan(survey, LaneSet::EMPTY);
+        let keep = self.live.as_mut().map(|live| std::mem::take(&mut live.careful)).unwrap_or_default();
+        let plan = self.plan(survey, keep);
         self.say_stand_by(plan.stand_by);
         if !plan.take.is_empty() {
             self.take_outbox(&plan.take).await?;

@@ -54,6 +54,8 @@ pub struct Weather {
     pub edits: u32,
     /// Messages that kill their worker whenever they are published.
     pub killers: u32,
+    /// Rows of a hundred whose writes a trigger refuses until the end, alone or in a batch.
+    pub refused: u8,
     /// `south` is away until the end; the others must not wait for it.
     pub held: bool,
 }
@@ -73,6 +75,7 @@ impl Weather {
         replays: 0,
         edits: 0,
         killers: 0,
+        refused: 0,
         held: false,
     };
 
@@ -94,5 +97,6 @@ impl Weather {
             || self.lost_reply > 0.0
             || self.doubled > 0.0
             || self.stops > 0
+            || self.refused > 0
     }
 }

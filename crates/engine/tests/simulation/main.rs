@@ -54,7 +54,7 @@ impl Kind {
     }
 }
 
-const KINDS: [Kind; 13] = [
+const KINDS: [Kind; 16] = [
     Kind::new("calm", Weather::CALM).with_fan_out(),
     Kind::new("failing", Weather { publish_fails: 0.15, outages: 3, ..Weather::CALM }),
     Kind::new("kills", Weather { kills: 4, ..Weather::CALM }),
@@ -63,10 +63,13 @@ const KINDS: [Kind; 13] = [
     Kind::new("replays", Weather { replays: 8, edits: 8, publish_fails: 0.05, ..Weather::CALM }),
     Kind::new("killers", Weather { killers: 3, ..Weather::CALM }),
     Kind::new("held", Weather { held: true, kills: 1, ..Weather::CALM }),
+    Kind::new("refused", Weather { refused: 6, publish_fails: 0.05, ..Weather::CALM }).with_fan_out(),
+    Kind::new("refused-rough", Weather { refused: 6, ..ROUGH }).with_fan_out(),
     Kind::new("rough", ROUGH).with_fan_out(),
     Kind::new("claims", Weather { publish_fails: 0.05, outages: 1, replays: 8, ..LINES }).without_lanes(),
     Kind::new("claims-rough", ROUGH).with_fan_out().without_lanes(),
     Kind::new("claims-killers", Weather { killers: 3, ..Weather::CALM }).without_lanes(),
+    Kind::new("claims-refused", Weather { refused: 6, ..ROUGH }).without_lanes(),
     Kind::new("claims-held", Weather { held: true, ..Weather::CALM }).without_lanes(),
 ];
 

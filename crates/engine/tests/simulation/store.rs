@@ -70,6 +70,13 @@ impl Line {
         chance > 0.0 && !self.calm.load(Ordering::SeqCst) && self.rng.lock().unwrap().random_bool(chance)
     }
 
+    /// The answer to a batch that holds a row which a trigger refuses.
+    fn refused(&self, mut ids: impl Iterator<Item = Uuid>) -> Result<(), Fault> {
+        let percent = u128::from(self.weather.refused);
+        let is_refused = !self.calm.load(Ordering::SeqCst) && ids.any(|id| id.as_u128() % 100 < percent);
+        if is_refused { Err(Fault::transient("raised", "a trigger refuses one of the rows")) } else { Ok(()) }
+    }
+
     async fn call<T>(&self, work: impl Fn(&Database) -> Result<T, Fault>) -> Result<T, Fault> {
         self.pause().await;
         if self.strikes(self.weather.lost_request) {
@@ -96,7 +103,12 @@ impl Outbox for Line {
         } else if self.reads.load(Ordering::SeqCst) {
             SETTLED_BESIDE.fetch_add(1, Ordering::SeqCst);
         }
-        let answer = self.call(|database| database.poll(fence, settles, read)).await;
+        let answer = self
+            .call(|database| {
+                self.refused(settles.iter().map(|settle| settle.position.id))?;
+                database.poll(fence, settles, read)
+            })
+            .await;
         if read.is_some() {
             self.reads.store(false, Ordering::SeqCst);
         }
@@ -109,7 +121,11 @@ impl Outbox for Line {
     }
 
     async fn mark(&self, fence: &Fence, rows: &[(Position, Stamp)], lease_ms: u64) -> Result<Vec<Uuid>, Fault> {
-        self.call(|database| database.mark(fence, rows, lease_ms)).await
+        self.call(|database| {
+            self.refused(rows.iter().map(|(position, _)| position.id))?;
+            database.mark(fence, rows, lease_ms)
+        })
+        .await
     }
 
     async fn recover(&self, fence: &Fence, lanes: LaneSet, max_crashes: i32) -> Result<Recovered, Fault> {
@@ -117,7 +133,11 @@ impl Outbox for Line {
     }
 
     async fn expand(&self, fence: &Fence, parents: &[Expansion]) -> Result<Vec<Uuid>, Fault> {
-        self.call(|database| database.expand(fence, parents)).await
+        self.call(|database| {
+            self.refused(parents.iter().map(|parent| parent.parent.id))?;
+            database.expand(fence, parents)
+        })
+        .await
     }
 
     async fn outbox_backlog(&self, _: u64) -> Result<OutboxBacklog, Fault> {

@@ -36,6 +36,9 @@ const WARM_FOR: Duration = Duration::from_secs(300);
 /// How long to look for the reason when no connection came about in time.
 const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// A worker that is cut off in the middle of a transaction must not go on holding its locks: whoever takes over waits for them.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '5s'";
+
 /// What stands between us and the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -353,7 +356,7 @@ impl Conn {
     /// Begins a transaction.
     pub async fn begin(&mut self) -> Result<(), Error> {
         self.in_transaction = true;
-        self.batch("BEGIN ISOLATION LEVEL READ COMMITTED").await
+        self.batch(BEGIN).await
     }
 
     /// Commits it.
@@ -465,7 +468,9 @@ pub fn options(target: &Target, mode: Mode, statement_timeout: Duration) -> Resu
 /// while the table was empty would be a sequential scan, and stay one until the next ANALYZE, perhaps behind a million rows; so
 /// scans that do not follow an index in its order are never preferred, nor sorts of a whole range where an incremental one can
 /// stop at its limit. JIT would be tempted by the costs that this gives.
-const SETTINGS: [(&str, &str); 8] = [
+///
+/// A connection whose other end is gone without a word ends within half a minute, and with it the locks of what it ran.
+const SETTINGS: [(&str, &str); 12] = [
     (MARK, "on"),
     ("default_transaction_isolation", "read committed"),
     ("plan_cache_mode", "force_generic_plan"),
@@ -474,6 +479,10 @@ const SETTINGS: [(&str, &str); 8] = [
     ("enable_sort", "off"),
     ("jit", "off"),
     ("max_parallel_workers_per_gather", "0"),
+    ("tcp_keepalives_idle", "10"),
+    ("tcp_keepalives_interval", "5"),
+    ("tcp_keepalives_count", "3"),
+    ("tcp_user_timeout", "25000"),
 ];
 
 /// Undoes [`SETTINGS`] for one transaction.

@@ -141,7 +141,7 @@ impl Table {
     fn drain(&mut self) -> usize {
         let mut now = Instant::now();
         let mut window = Window::new(&relay(), 64, false, 1, now);
-        window.own(LaneSet::first(64), LaneSet::EMPTY);
+        window.own(LaneSet::first(64), LaneSet::EMPTY, now);
         let (mut polls, mut in_flight) = (0, VecDeque::new());
         while self.pending.values().any(|row| row.topic == "open") {
             polls += 1;
@@ -204,7 +204,7 @@ fn keys_behind_a_hot_one_are_reached_while_it_is_worked() {
     let cold = 50_002;
     let mut now = Instant::now();
     let mut window = Window::new(&relay(), 64, false, 1, now);
-    window.own(LaneSet::first(64), LaneSet::EMPTY);
+    window.own(LaneSet::first(64), LaneSet::EMPTY, now);
     // The hot key's destination answers nobody: only the walk can get by.
     let started = (0..2_000).any(|_| {
         now += Duration::from_millis(1);
@@ -226,7 +226,7 @@ fn a_lap_is_a_small_part_of_the_polls_however_long_its_steps_take() {
     }
     let mut now = Instant::now();
     let mut window = Window::new(&relay(), 64, false, 1, now);
-    window.own(LaneSet::first(64), LaneSet::EMPTY);
+    window.own(LaneSet::first(64), LaneSet::EMPTY, now);
     let began = now;
     let (mut steps, mut beside) = (0, Duration::ZERO);
     while now < began + Duration::from_secs(20) {
@@ -247,4 +247,141 @@ fn a_lap_is_a_small_part_of_the_polls_however_long_its_steps_take() {
     assert!(steps >= 40, "two laps of twenty steps and more: {steps}");
     // The last step of a lap has nothing of the lap behind it.
     assert!(beside >= STEP * steps * 7, "{steps} steps of {STEP:?}, {beside:?} between them");
+}
+
+// ---------------------------------------------------------------------------------------------------------- the probe
+
+/// A window whose open destination has a breaker that opens at the first failure, for a second; rows of many keys, all in memory.
+fn breaking() -> (Window, Instant) {
+    let mut config = relay();
+    if let Some(open) = config.destinations.get_mut("open") {
+        open.breaker = Some(crate::config::BreakerConfig { failures: 1, open_for: Duration::from_secs(1) });
+    }
+    let mut table = Table::default();
+    for number in 0..6 {
+        table.insert("open", format!("k{number}"));
+    }
+    let now = Instant::now();
+    let mut window = Window::new(&config, 64, false, 1, now);
+    window.own(LaneSet::first(64), LaneSet::EMPTY, now);
+    feed(&mut window, &table, now);
+    (window, now)
+}
+
+fn feed(window: &mut Window, table: &Table, now: Instant) {
+    let mut table = Table { pending: table.pending.clone(), loaded: 0 };
+    if let Some((read, asked)) = window.plan_read(true, now) {
+        let polled = table.answer(&read);
+        window.absorb(&asked, polled, now);
+    }
+}
+
+fn six_rows() -> Table {
+    let mut table = Table::default();
+    for number in 0..6 {
+        table.insert("open", format!("k{number}"));
+    }
+    table
+}
+
+fn failure() -> Published {
+    Published::Failed(Fault::transient("http_status", "503").tripping())
+}
+
+/// After the pause: reads, and starts the probe.
+fn probe(window: &mut Window, now: Instant) -> Uuid {
+    feed(window, &six_rows(), now);
+    let started: Vec<Uuid> = window.start(now).iter().map(|start| start.row.id).collect();
+    assert_eq!(started.len(), 1, "one row probes");
+    started[0]
+}
+
+#[test]
+fn a_probe_whose_transform_fails_leaves_its_place_to_another_row() {
+    let (mut window, mut now) = breaking();
+    let started = window.start(now);
+    for start in &started {
+        window.published(start.row.id, failure(), now);
+    }
+    let settles = window.take_settles(100);
+    window.settled(settles, &[], false, now);
+    now += Duration::from_secs(3);
+    let first = probe(&mut window, now);
+    window.published(first, Published::TransformDead("no such field".to_owned()), now);
+    let settles = window.take_settles(100);
+    assert!(matches!(settles[0].outcome, Outcome::Dead { .. }));
+    window.settled(settles, &[], false, now);
+    let second = probe(&mut window, now);
+    assert_ne!(first, second);
+    window.published(second, Published::Done, now);
+    assert_eq!(window.destinations()[0].breaker, 0, "the gate is open");
+}
+
+#[test]
+fn what_was_under_way_when_the_gate_closed_is_no_probe() {
+    let (mut window, mut now) = breaking();
+    let started: Vec<Uuid> = window.start(now).iter().map(|start| start.row.id).collect();
+    assert_eq!(started.len(), 6);
+    for id in &started[..5] {
+        window.published(*id, failure(), now);
+    }
+    let settles = window.take_settles(100);
+    window.settled(settles, &[], false, now);
+    now += Duration::from_secs(3);
+    let probe = probe(&mut window, now);
+    // A late failure of the sixth: an attempt like any other, and nothing about the probe.
+    window.published(started[5], failure(), now);
+    let settles = window.take_settles(100);
+    assert!(matches!(settles.as_slice(), [Settle { outcome: Outcome::Retry { .. }, .. }]), "{settles:?}");
+    assert_eq!(window.destinations()[0].breaker, 1, "the probe is still awaited");
+    window.published(probe, failure(), now);
+    assert!(window.take_settles(100).is_empty(), "a failed probe costs no attempt");
+    assert_eq!(window.destinations()[0].breaker, 2);
+}
+
+// ------------------------------------------------------------------------------------------------------------ put off
+
+#[test]
+fn a_row_that_the_database_refuses_is_tried_again_with_growing_pauses_and_holds_its_key_only() {
+    let mut now = Instant::now();
+    let mut window = Window::new(&relay(), 64, false, 1, now);
+    window.own(LaneSet::first(64), LaneSet::EMPTY, now);
+    feed(&mut window, &six_rows(), now);
+    let started: Vec<Uuid> = window.start(now).iter().map(|start| start.row.id).collect();
+    for id in &started {
+        window.published(*id, failure(), now);
+    }
+    let mut settles = window.take_settles(1);
+    let mut pauses = Vec::new();
+    for _ in 0..12 {
+        let settle = settles.pop().unwrap();
+        let pause = window.put_off_settle(settle, now);
+        pauses.push(pause.as_millis());
+        let others = window.take_settles(100);
+        window.settled(others, &[], false, now);
+        now += pause;
+        window.tick(now);
+        settles = window.take_settles(100);
+        assert_eq!(settles.len(), 1, "it comes again, and nothing else");
+    }
+    assert_eq!(pauses[..4], [100, 200, 400, 800]);
+    assert_eq!(pauses[11], 30_000);
+    window.settled(settles, &[], false, now);
+    assert!(window.put_off.is_empty() && window.setbacks.is_empty());
+}
+
+/// A lane that is given away must come to rest, whatever the database refuses.
+#[test]
+fn lanes_move_although_a_row_of_them_cannot_be_written() {
+    let now = Instant::now();
+    let mut window = Window::new(&relay(), 64, false, 1, now);
+    window.own(LaneSet::first(64), LaneSet::EMPTY, now);
+    feed(&mut window, &six_rows(), now);
+    let id = window.start(now)[0].row.id;
+    window.published(id, Published::Done, now);
+    let settle = window.take_settles(1).remove(0);
+    window.put_off_settle(settle, now);
+    window.drain(LaneSet::first(1), now);
+    assert!(!window.rows.contains_key(&id));
+    assert!(window.take_notes().contains(&Note::Lost { id, published: true }), "whoever gets it sends it again");
 }
