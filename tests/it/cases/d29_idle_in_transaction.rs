@@ -11,7 +11,7 @@ use crate::support::{Db, World, number};
 async fn no_transaction_waits_for_a_receiver() {
     const ROWS: i64 = 24;
     // A server of its own, since its log is the witness.
-    let server = testkit::private_postgres_with(&[("idle_in_transaction_session_timeout", "5s")]).await;
+    let server = testkit::private_postgres_with(&[("idle_in_transaction_session_timeout", "1s")]).await;
     let folder = tempfile::Builder::new().prefix("queuebox-world-").tempdir().unwrap();
     let world = World::with(Db::postgres(server.fresh_database().await).await, folder)
         .await

@@ -1,13 +1,17 @@
 //! Faults of the database under traffic. Each ends in recovery by itself: everything is delivered, no attempt is spent, nothing is dead, order
 //! per key holds, and readiness has told the truth meanwhile.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use queuebox_testkit::{self as testkit, Answer, Disk, PoolMode, Postgres};
+use queuebox_testkit::{self as testkit, Answer, Disk, PoolMode, Postgres, promise};
 use serde_json::json;
 use sqlx::{Connection, Executor};
 
-use crate::support::{Db, Kind, OutboxRow, PATIENCE, Worker, World, number};
+use crate::support::{Db, Kind, OutboxRow, PATIENCE, Worker, World, number, text};
 
 const HALF: i64 = 120;
 const KEYS: i64 = 10;
@@ -22,11 +26,64 @@ fn row(n: i64) -> OutboxRow {
     OutboxRow::new("order", n).key(&format!("k{}", n % KEYS)).payload(&json!({ "n": n, "text": text }).to_string())
 }
 
-/// A worker, and messages that flow while the fault begins.
+/// A worker, messages that flow while the fault begins, and a sender of webhooks that goes on all the time.
 struct Scene {
     world: World,
-    worker: std::sync::Arc<Worker>,
+    worker: Arc<Worker>,
     ids: Vec<String>,
+    sender: Sender,
+}
+
+/// Posts one webhook after the other to a pull source, and notes each answer.
+struct Sender {
+    answers: Arc<Mutex<Vec<(String, u16)>>>,
+    posting: tokio::task::JoinHandle<()>,
+}
+
+impl Sender {
+    fn to(worker: Arc<Worker>) -> Sender {
+        let answers = Arc::<Mutex<Vec<(String, u16)>>>::default();
+        let noted = answers.clone();
+        let posting = tokio::spawn(async move {
+            for n in 0.. {
+                let id = format!("hook-{n}");
+                let answer = worker.post("hooks", json!({ "id": id, "n": n }).to_string()).await;
+                noted.lock().unwrap().push((id, answer.status));
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+        Sender { answers, posting }
+    }
+
+    /// Waits until a webhook was refused: the fault has reached the inbox.
+    async fn is_refused(&self) {
+        testkit::eventually("a webhook is refused", PATIENCE, || async {
+            self.answers.lock().unwrap().iter().any(|(_, status)| *status >= 500).then_some(())
+        })
+        .await;
+    }
+
+    /// Whatever was accepted is there, once; whatever was not got an error.
+    async fn end(self, db: &Db) {
+        let accepted = |answers: &[(String, u16)]| answers.iter().filter(|(_, status)| *status == 202).count();
+        let before = accepted(&self.answers.lock().unwrap());
+        testkit::eventually("webhooks are accepted again", PATIENCE, || async {
+            (accepted(&self.answers.lock().unwrap()) > before + 2).then_some(())
+        })
+        .await;
+        self.posting.abort();
+        let _ = self.posting.await;
+        let stored = db.rows("SELECT idempotency_key FROM inbox").await;
+        let stored: BTreeSet<&str> = stored.iter().map(|row| text(row, "idempotency_key")).collect();
+        let answers = self.answers.lock().unwrap();
+        for (id, status) in answers.iter() {
+            assert!([200, 202, 500, 503].contains(status), "{id}: {status}");
+            promise(
+                *status >= 500 || stored.contains(id.as_str()),
+                format_args!("{id} was answered {status} and is lost"),
+            );
+        }
+    }
 }
 
 impl Scene {
@@ -41,14 +98,18 @@ impl Scene {
     async fn begin(world: World) -> Scene {
         let world = world
             // A database that is away for longer than the lease costs the lease, and then messages may come twice: not here.
-            .relay(json!({ "outbox": { "claimTimeout": "60s" }, "database": { "connectTimeout": "5s" } }))
+            .relay(json!({
+                "outbox": { "claimTimeout": "60s" }, "database": { "connectTimeout": "5s" }, "inbox": { "storeTimeout": "2s" },
+            }))
+            .source("hooks", json!({ "consumption": "pull", "topic": null }))
             .destination("receiver", json!({ "limits": { "maxInFlight": 4 } }));
         // Slow enough that most of them are on their way when the fault comes.
         world.receiver.answer_with(|_| Answer::ok().after(Duration::from_millis(150)));
         let worker = world.start().await;
         let ids = world.db.insert_all((0..HALF).map(row)).await;
         world.receiver.wait_for(10, PATIENCE).await;
-        Scene { world, worker, ids }
+        let sender = Sender::to(worker.clone());
+        Scene { world, worker, ids, sender }
     }
 
     /// Waits until `/health/ready` answers with this status.
@@ -83,7 +144,12 @@ impl Scene {
             let row = self.world.db.outbox(id).await;
             assert_eq!(number(&row, "attempt"), 0, "a fault of the database cost an attempt: {row:#}");
         }
-        assert_eq!(in_order(&self.world), self.ids.len(), "lost");
+        let came = in_order(&self.world);
+        promise(came == self.ids.len(), format_args!("lost: {came} of {} came", self.ids.len()));
+        // The lease held: there was no cause for a repeat.
+        let requests = self.world.receiver.count();
+        promise(requests == self.ids.len(), format_args!("{requests} requests for {} messages", self.ids.len()));
+        self.sender.end(&self.world.db).await;
         assert!(self.worker.process.is_running());
         self.world.finish().await;
     }
@@ -99,7 +165,7 @@ fn in_order(world: &World) -> usize {
             numbers.push(n);
         }
     }
-    assert!(seen.values().all(|numbers| numbers.is_sorted()), "{seen:?}");
+    promise(seen.values().all(|numbers| numbers.is_sorted()), format_args!("{seen:?}"));
     seen.values().map(Vec::len).sum()
 }
 
@@ -109,6 +175,7 @@ async fn a_restart_is_survived() {
     let scene = Scene::on(&server).await;
     server.stop().await;
     scene.readiness(503).await;
+    scene.sender.is_refused().await;
     server.start().await;
     scene.end().await;
 }
@@ -119,6 +186,7 @@ async fn a_kill_is_survived() {
     let scene = Scene::on(&server).await;
     server.kill9().await;
     scene.readiness(503).await;
+    scene.sender.is_refused().await;
     server.start().await;
     scene.end().await;
 }
@@ -155,6 +223,7 @@ async fn a_server_that_became_read_only_is_survived() {
     server.psql("postgres", "ALTER SYSTEM SET default_transaction_read_only = on").await;
     server.psql("postgres", "SELECT pg_reload_conf()").await;
     scene.says(503, &["read-only"]).await;
+    scene.sender.is_refused().await;
     server.psql("postgres", "ALTER SYSTEM RESET default_transaction_read_only").await;
     server.psql("postgres", "SELECT pg_reload_conf()").await;
     scene.end().await;

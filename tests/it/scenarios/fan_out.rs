@@ -16,6 +16,7 @@ async fn fan_out_expands_once(kind: Kind) {
         .routes(&[("**", &["receiver", "second", "third"])]);
     world.start().await;
     world.start().await;
+    world.spread_over(2).await;
     let ids = world.db.insert_all((0..10).map(|n| OutboxRow::new("order", n).key(&format!("k{n}")))).await;
     world.db.wait_states("outbox", &[("sent", 40)]).await;
     for id in &ids {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use queuebox_testkit::{Answer, Recorded};
+use queuebox_testkit::{Answer, Recorded, promise};
 use serde_json::json;
 
 use crate::support::{Kind, PATIENCE, World, number, on_every_database, on_postgres, text};
@@ -32,6 +32,7 @@ async fn webhook_reaches_its_destination(kind: Kind) {
 async fn two_relays_forward_each_row_once(kind: Kind) {
     let world = World::on(kind).await.source("hooks", json!({}));
     let workers = [world.start().await, world.start().await];
+    world.spread_over(2).await;
     for n in 0..100 {
         workers[n % 2].post("hooks", json!({ "id": n }).to_string()).await.accepted();
     }
@@ -39,8 +40,60 @@ async fn two_relays_forward_each_row_once(kind: Kind) {
     world.db.wait_states("outbox", &[("sent", 100)]).await;
     let arrived: BTreeSet<String> =
         world.receiver.requests().iter().map(|r| r.header("x-inbox-id").to_owned()).collect();
-    assert_eq!((world.receiver.count(), arrived.len()), (100, 100));
+    promise((world.receiver.count(), arrived.len()) == (100, 100), format_args!("not each once: {arrived:?}"));
+    if kind == Kind::Postgres {
+        for worker in &workers {
+            let sent = worker.metric("queuebox_outbox_messages_total", &[("status", "sent")]).await;
+            assert!(sent > 0.0, "one of them did nothing");
+        }
+    }
     world.finish().await;
+}
+
+mod lost_mark_makes_no_second_row {
+    use super::*;
+
+    #[tokio::test]
+    async fn on_sqlite() {
+        taken_meanwhile(Kind::Sqlite).await;
+    }
+
+    #[tokio::test]
+    async fn on_postgres() {
+        taken_meanwhile(Kind::Postgres).await;
+    }
+
+    /// Somebody takes the row between the read and the mark of the forward.
+    async fn taken_meanwhile(kind: Kind) {
+        let world = World::on(kind)
+            .await
+            .source("hooks", json!({}))
+            .relay(json!({ "inbox": { "relay": { "enabled": false } } }));
+        let worker = world.start().await;
+        worker.post("hooks", r#"{"id":1}"#).await.accepted();
+        worker.process.terminate(PATIENCE).await;
+        // The worker reads the row as it was before this transaction, and meets its outcome when it marks it.
+        let mut other = world.db.begin().await;
+        other.execute("UPDATE inbox SET state = 'processing'").await;
+        let world = world.relay(json!({ "inbox": { "relay": { "enabled": true } } }));
+        let worker = world.start().await;
+        if kind == Kind::Postgres {
+            let waits = "SELECT count(*) AS n FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                         AND datname = current_database()";
+            world.db.wait_row(waits, |row| number(row, "n") > 0).await;
+        } else {
+            // Nothing tells when it waits for the file. Too little makes the test fail, not pass.
+            tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+        }
+        other.commit().await;
+        worker.wait_metric("queuebox_claims_lost_total", &[("component", "inbox")], |lost| lost == 1.0).await;
+        assert_eq!(world.db.count("SELECT count(*) AS n FROM outbox").await, 0, "rolled back");
+        world.db.execute("UPDATE inbox SET state = 'pending'").await;
+        world.db.wait_states("inbox", &[("processed", 1)]).await;
+        world.db.wait_states("outbox", &[("sent", 1)]).await;
+        assert_eq!(world.receiver.count(), 1);
+        world.finish().await;
+    }
 }
 
 /// A trigger that refuses outbox rows, and what takes it away again.
@@ -127,13 +180,31 @@ async fn empty_topic_is_dead(kind: Kind) {
 
 async fn relay_one_in_flight_per_aggregate(kind: Kind) {
     let path = json!({ "topic": "order", "aggregateIdPath": "$.order" });
-    let world = World::on(kind).await.source("one", path.clone()).source("two", path);
-    let workers = [world.start().await, world.start().await];
+    let world = World::on(kind)
+        .await
+        .source("one", path.clone())
+        .source("two", path)
+        .relay(json!({ "inbox": { "relay": { "enabled": false } } }));
+    let worker = world.start().await;
     for n in 0..30 {
         let body = json!({ "id": n, "order": "the-one", "n": n }).to_string();
-        workers[n % 2].post(["one", "two"][n / 2 % 2], body).await.accepted();
+        worker.post(["one", "two"][n / 2 % 2], body).await.accepted();
     }
+    worker.process.terminate(PATIENCE).await;
+    if kind == Kind::Postgres {
+        // Two forwards of the aggregate at once fail here, and are counted.
+        let alone = "CREATE FUNCTION alone() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+                     IF NOT pg_try_advisory_xact_lock(hashtext(NEW.key)) THEN RAISE EXCEPTION 'two at once'; END IF; \
+                     PERFORM pg_sleep(0.01); RETURN NEW; END $$; \
+                     CREATE TRIGGER alone BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION alone()";
+        world.db.execute(alone).await;
+    }
+    let world = world.relay(json!({ "inbox": { "relay": { "enabled": true } } }));
+    let workers = [world.start().await, world.start().await];
     world.db.wait_states("inbox", &[("processed", 30)]).await;
+    for worker in &workers {
+        assert_eq!(worker.metric("queuebox_inbox_relay_errors_total", &[]).await, 0.0);
+    }
     world.db.wait_states("outbox", &[("sent", 30)]).await;
     let requests = world.receiver.requests();
     assert_eq!(requests.len(), 30);
@@ -149,10 +220,15 @@ async fn relay_keeps_aggregate_order(kind: Kind) {
     world.receiver.answer_with(|r| {
         Answer::status(if r.json()["id"] == "k1" && r.header("x-attempt") == "0" { 500 } else { 200 })
     });
+    // All of them wait when the forward begins.
+    let world = world.relay(json!({ "inbox": { "relay": { "enabled": false } } }));
     let worker = world.start().await;
     for n in 0..4 {
         worker.post("hooks", json!({ "id": format!("k{n}"), "order": "o" }).to_string()).await.accepted();
     }
+    worker.process.terminate(PATIENCE).await;
+    let world = world.relay(json!({ "inbox": { "relay": { "enabled": true } } }));
+    world.start().await;
     world.db.wait_states("outbox", &[("sent", 4)]).await;
     let rows = world.db.rows("SELECT * FROM outbox ORDER BY sequence").await;
     let forwarded: Vec<&str> = rows.iter().map(|row| row["payload"]["id"].as_str().unwrap()).collect();

@@ -37,6 +37,11 @@ mod clocks_do_not_matter {
         world.db.execute(&format!("ALTER DATABASE \"{name}\" SET timezone = 'America/New_York'")).await;
         let world = start_at(world, "+600", "Asia/Kolkata").await;
         let world = start_at(world, "-600", "America/New_York").await;
+        // A local run numbers its configuration by its own clock: it shows that the two really differ.
+        let wall = "SELECT max(at) - min(at) AS apart FROM \
+                    (SELECT CAST(split_part(config, '/', 1) AS bigint) AS at FROM queuebox_worker) q";
+        let apart = number(&world.db.row(wall).await, "apart");
+        assert!((1_100_000..1_300_000).contains(&apart), "{apart} ms apart");
         // Their lanes move to and fro by leases of the database only.
         judge(&world, 40).await;
         let lost = "SELECT count(DISTINCT worker) FROM queuebox_lane WHERE worker IS NOT NULL AND scope = 'outbox'";
