@@ -53,19 +53,11 @@ async fn two_relays_forward_each_row_once(kind: Kind) {
 mod lost_mark_makes_no_second_row {
     use super::*;
 
-    #[tokio::test]
-    async fn on_sqlite() {
-        taken_meanwhile(Kind::Sqlite).await;
-    }
-
+    /// Somebody takes the row between the read and the mark of the forward. (A SQLite file that somebody writes to lets no worker begin;
+    /// there the suite of the stores shows it.)
     #[tokio::test]
     async fn on_postgres() {
-        taken_meanwhile(Kind::Postgres).await;
-    }
-
-    /// Somebody takes the row between the read and the mark of the forward.
-    async fn taken_meanwhile(kind: Kind) {
-        let world = World::on(kind)
+        let world = World::on(Kind::Postgres)
             .await
             .source("hooks", json!({}))
             .relay(json!({ "inbox": { "relay": { "enabled": false } } }));
@@ -77,14 +69,9 @@ mod lost_mark_makes_no_second_row {
         other.execute("UPDATE inbox SET state = 'processing'").await;
         let world = world.relay(json!({ "inbox": { "relay": { "enabled": true } } }));
         let worker = world.start().await;
-        if kind == Kind::Postgres {
-            let waits = "SELECT count(*) AS n FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
-                         AND datname = current_database()";
-            world.db.wait_row(waits, |row| number(row, "n") > 0).await;
-        } else {
-            // Nothing tells when it waits for the file. Too little makes the test fail, not pass.
-            tokio::time::sleep(std::time::Duration::from_secs(2)).await;
-        }
+        let waits = "SELECT count(*) AS n FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+                     AND datname = current_database()";
+        world.db.wait_row(waits, |row| number(row, "n") > 0).await;
         other.commit().await;
         worker.wait_metric("queuebox_claims_lost_total", &[("component", "inbox")], |lost| lost == 1.0).await;
         assert_eq!(world.db.count("SELECT count(*) AS n FROM outbox").await, 0, "rolled back");
