@@ -6,7 +6,9 @@ use queuebox_testkit as testkit;
 use serde_json::{Value, json};
 
 use super::start::refused;
-use crate::support::{Db, Kind, OutboxRow, PATIENCE, World, number, on_every_database, on_postgres, text};
+use crate::support::{
+    Db, Kind, OutboxRow, PATIENCE, Worker, World, merge, number, on_every_database, on_postgres, text,
+};
 
 /// A world on tables with names of their own, and what takes this column away from one of them.
 async fn custom(kind: Kind, database: Value, statements: &[&str]) -> World {
@@ -77,6 +79,92 @@ async fn missing_inbox_headers_column(kind: Kind) {
     // The test's helpers know JSON by the usual names of its columns.
     let row = world.db.row("SELECT envelope AS headers FROM mail").await;
     assert_eq!(text(&row["headers"], "x-tenant"), "a");
+    world.finish().await;
+}
+
+/// The columns of a table that the contract names.
+async fn columns(db: &Db, table: &str) -> Vec<String> {
+    let rows = match db.kind {
+        Kind::Postgres => {
+            db.rows(&format!("SELECT column_name AS name FROM information_schema.columns WHERE table_name = '{table}'"))
+                .await
+        }
+        Kind::Sqlite => {
+            let own = "'row_no', 'parent_sequence'";
+            db.rows(&format!("SELECT name FROM pragma_table_xinfo('{table}') WHERE name NOT IN ({own})")).await
+        }
+    };
+    assert_eq!(rows.len(), 21);
+    rows.iter().map(|row| text(row, "name").to_owned()).collect()
+}
+
+/// `max_attempts` as a key of `columnMapping`.
+fn camel_case(column: &str) -> String {
+    let mut words = column.split('_');
+    let first = words.next().unwrap().to_owned();
+    words.fold(first, |key, word| key + &word[..1].to_uppercase() + &word[1..])
+}
+
+/// A worker on the tables `Letters` and `mail`, every column of which has another name.
+async fn every_column_has_another_name(kind: Kind) {
+    let world = World::on(kind).await;
+    world.migrate().await;
+    let mut mapping = json!({});
+    for (table, own) in [("outbox", "Letters"), ("inbox", "mail")] {
+        for column in columns(&world.db, table).await {
+            let name = format!("My_{column}");
+            world.db.execute(&format!("ALTER TABLE {table} RENAME COLUMN \"{column}\" TO \"{name}\"")).await;
+            mapping[table][camel_case(&column)] = json!(name);
+        }
+        world.db.execute(&format!("ALTER TABLE {table} RENAME TO \"{own}\"")).await;
+    }
+    let names =
+        json!({ "migrate": "Off", "outboxTableName": "Letters", "inboxTableName": "mail", "columnMapping": mapping });
+    let world = world.relay(json!({ "database": names })).source("hooks", json!({}));
+    let insert = |id: &str| {
+        format!(
+            "INSERT INTO \"Letters\" (\"My_id\", \"My_topic\", \"My_key\", \"My_payload\") VALUES ('{id}', 'order', 'k', '1')"
+        )
+    };
+    let states = "SELECT \"My_state\" AS state, count(*) AS n FROM \"Letters\" GROUP BY \"My_state\"";
+    let sent = |n: i64| move |row: &Value| text(row, "state") == "sent" && number(row, "n") == n;
+
+    let worker = world.start().await;
+    worker.post("hooks", r#"{"id":1}"#).await.accepted();
+    assert_eq!(worker.post("hooks", r#"{"id":1}"#).await.status, 200, "a duplicate");
+    let id = uuid::Uuid::new_v4().to_string();
+    world.db.execute(&insert(&id)).await;
+    world.db.wait_row(states, sent(2)).await;
+    assert_eq!(world.receiver.wait_for(2, PATIENCE).await.len(), 2);
+    let moved = worker.admin("/admin/outbox/requeue", json!({ "ids": [id], "state": ["sent"] })).await;
+    assert_eq!(moved.json(), json!({ "moved": 1 }));
+    world.receiver.wait_for(3, PATIENCE).await;
+    world.db.wait_row(states, sent(2)).await;
+    assert!(worker.process.terminate(PATIENCE).await.success());
+
+    // The same mapping in a classic file.
+    let database = match kind {
+        Kind::Postgres => json!({ "type": "postgresql", "connectionUrl": world.db.address }),
+        Kind::Sqlite => json!({ "type": "sqlite", "path": world.db.address }),
+    };
+    let (port, path) = (testkit::free_port(), world.folder().join("queuebox.yml"));
+    let mut file = json!({
+        "server": { "httpPort": port },
+        "database": database,
+        "routes": [{ "topicPattern": "**", "destination": "receiver" }],
+        "destinations": { "receiver": { "type": "http", "baseUrl": world.receiver.url_for("/events") } },
+        "sources": { "hooks": { "path": "/hooks", "idempotencyKeyPath": "$.id", "topic": "hooks" } },
+    });
+    merge(&mut file["database"], names);
+    file["database"]["migrate"] = json!(false);
+    std::fs::write(&path, file.to_string()).unwrap();
+    let process = world.program(&["run", "--config", path.to_str().unwrap()]).spawn();
+    let worker = Worker::of(process, port, port);
+    worker.ready().await;
+    worker.post("hooks", r#"{"id":2}"#).await.accepted();
+    world.db.execute(&insert(&uuid::Uuid::new_v4().to_string())).await;
+    world.db.wait_row(states, sent(4)).await;
+    assert!(worker.process.terminate(PATIENCE).await.success());
     world.finish().await;
 }
 
@@ -223,5 +311,5 @@ async fn classic_history_is_adopted(kind: Kind) {
     world.finish().await;
 }
 
-on_every_database!(missing_inbox_headers_column, missing_outbox_sequence_column);
+on_every_database!(every_column_has_another_name, missing_inbox_headers_column, missing_outbox_sequence_column);
 on_postgres!(classic_history_is_adopted);

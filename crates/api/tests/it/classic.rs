@@ -122,6 +122,29 @@ fn a_full_file_becomes_a_relay() {
     insta::assert_debug_snapshot!("classic_full", relay);
 }
 
+/// contract 14.7: a file that names every column anew, and a lease of the forward as it was.
+#[test]
+fn renamed_columns_and_the_lease_of_the_forward_are_taken() {
+    let classic = read(
+        "database: {migrate: false, columnMapping: {outbox: {maxAttempts: a, scheduled_at: b}, inbox: {IdempotencyKey: c}}}\n\
+         inbox: {relay: {claimTimeoutMs: 500}}\n",
+        &[],
+    );
+    assert_eq!(problems(&classic), [""; 0]);
+    let report = report(&classic);
+    assert!(
+        report.warnings.iter().any(|warning| warning.to_string().contains("has no effect")),
+        "{:?}",
+        report.warnings
+    );
+    let database = report.into_relay(None).unwrap().database;
+    let pairs = |columns: &std::collections::BTreeMap<String, String>| {
+        columns.iter().map(|(column, name)| format!("{column} {name}")).collect::<Vec<_>>()
+    };
+    assert_eq!(pairs(&database.outbox_columns), ["max_attempts a", "scheduled_at b"]);
+    assert_eq!(pairs(&database.inbox_columns), ["idempotency_key c"]);
+}
+
 /// conformance 134, the part without a database
 #[test]
 fn converted_manifests_say_the_same_and_no_secret() {
