@@ -273,8 +273,6 @@ pub struct InboxRelay {
     pub poll_interval: Duration,
     /// Rows per round trip.
     pub batch_size: u32,
-    /// The lease.
-    pub claim_timeout: Duration,
     /// Stamped on forwarded rows.
     pub max_attempts: i32,
 }

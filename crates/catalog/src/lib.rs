@@ -24,7 +24,7 @@ use queuebox_engine::{
 
 pub use self::{
     source::{BrokerSource, HttpSourceParts, Sources, inbound_auth},
-    store::{Opened, open_store},
+    store::{Opened, open_store, refuse_fan_out},
 };
 
 /// Kinds of databases that this release serves.
@@ -98,6 +98,7 @@ impl<'a> Catalog<'a> {
                 ..AdmissionLimits::default()
             },
             retention: retention(&relay.retention),
+            inbox_gauge_interval: relay.inbox.pending_gauge_interval,
             tracer: None,
         })
     }
@@ -141,13 +142,14 @@ fn retention(retention: &checked::Retention) -> Vec<(Scope, TableRetention)> {
     tables.into_iter().filter_map(|(scope, table)| Some((scope, table_retention(table.as_ref()?)))).collect()
 }
 
+/// A thousand years: no database holds times before its calendar.
+const AGE_MAX: Duration = Duration::from_secs(1_000 * 365 * 86_400);
+
 fn table_retention(table: &checked::TableRetention) -> TableRetention {
-    let older = |age: Option<Duration>| {
-        PruneRule::OlderThan(age.map_or(u64::MAX, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)))
-    };
+    let older = |age: Duration| PruneRule::OlderThan(u64::try_from(age.min(AGE_MAX).as_millis()).unwrap_or(u64::MAX));
     let (rule, dead_rule) = match table.keep {
-        checked::Keep::Age { finished, dead } => (older(finished), older(dead)),
-        checked::Keep::Count(count) => (PruneRule::Beyond(count), PruneRule::Beyond(count)),
+        checked::Keep::Age { finished, dead } => (finished.map(older), dead.map(older)),
+        checked::Keep::Count(count) => (Some(PruneRule::Beyond(count)), Some(PruneRule::Beyond(count))),
     };
     TableRetention { rule, dead_rule, cleanup_interval: table.cleanup_interval, batch_size: table.batch_size }
 }
@@ -170,4 +172,23 @@ fn build_transform(transform: &checked::Transform, kind: &'static str, name: &st
     };
     let bounds = Bounds { timeout: transform.timeout, max_depth: transform.max_depth, ..Bounds::default() };
     Ok(Transform { expression, bounds, on_error })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_age_that_is_not_given_prunes_nothing() {
+        let keep = |finished, dead| {
+            let keep = checked::Keep::Age { finished, dead };
+            let kept =
+                table_retention(&checked::TableRetention { keep, cleanup_interval: Duration::ZERO, batch_size: 1 });
+            (kept.rule, kept.dead_rule)
+        };
+        let second = Duration::from_secs(1);
+        assert_eq!(keep(None, Some(second)), (None, Some(PruneRule::OlderThan(1_000))));
+        assert_eq!(keep(Some(second), None), (Some(PruneRule::OlderThan(1_000)), None));
+        assert_eq!(keep(Some(Duration::MAX), None).0, Some(PruneRule::OlderThan(31_536_000_000_000)));
+    }
 }

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use anyhow::{Context, bail};
 use queuebox_admin::{Door, Readiness};
 use queuebox_api::{Target, checked::UsedReference};
-use queuebox_catalog::{BrokerSource, Catalog, HttpSourceParts, Opened, open_store};
+use queuebox_catalog::{BrokerSource, Catalog, HttpSourceParts, Opened, open_store, refuse_fan_out};
 use queuebox_core::{
     Class, Fault,
     ports::{
@@ -311,7 +311,9 @@ async fn open_database(
                 tracing::info!("Applied migration {name}.");
             }
         }
-        store.check().await
+        let report = store.check().await?;
+        refuse_fan_out(relay, store.fans_out())?;
+        Ok(report)
     };
     match opened.await {
         Ok(report) => {

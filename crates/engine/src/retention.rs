@@ -23,10 +23,10 @@ use crate::{
 /// What is kept of one table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableRetention {
-    /// What goes of the finished rows that are not dead.
-    pub rule: PruneRule,
-    /// What goes of the dead ones: `deadMaxAge`, else the same.
-    pub dead_rule: PruneRule,
+    /// What goes of the finished rows that are not dead; `None` = nothing.
+    pub rule: Option<PruneRule>,
+    /// What goes of the dead ones: `deadMaxAge`, else the same; `None` = nothing.
+    pub dead_rule: Option<PruneRule>,
     /// Time between two clean-ups; the first is at start.
     pub cleanup_interval: Duration,
     /// The most rows of one transaction.
@@ -88,8 +88,12 @@ impl Retention {
             Scope::Outbox => State::Sent,
             Scope::Inbox => State::Processed,
         };
-        self.prune(finished, self.keep.rule).await?;
-        self.prune(State::Dead, self.keep.dead_rule).await
+        for (state, rule) in [(finished, self.keep.rule), (State::Dead, self.keep.dead_rule)] {
+            if let Some(rule) = rule {
+                self.prune(state, rule).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Step after step until the store says that the pass is over.

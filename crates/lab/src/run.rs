@@ -199,6 +199,7 @@ fn start(store: &Arc<dyn Store>, shipping: &Arc<Shipping>) -> anyhow::Result<Wor
         forward: None,
         admissions: AdmissionLimits::default(),
         retention: Vec::new(),
+        inbox_gauge_interval: Duration::from_secs(5),
         tracer: None,
     };
     let metrics = Arc::new(Metrics::new("lab")?);

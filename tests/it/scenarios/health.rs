@@ -263,9 +263,18 @@ async fn oldest_outbox_age(kind: Kind) {
 async fn oldest_inbox_age(kind: Kind) {
     let world = World::on(kind)
         .await
-        .relay(json!({ "inbox": { "relay": { "enabled": false, "pendingGaugeInterval": "1s" } } }))
+        // The gauges of the inbox have an interval of their own.
+        .relay(json!({
+            "inbox": { "relay": { "enabled": false, "pendingGaugeInterval": "1s" } },
+            "outbox": { "pendingGaugeInterval": "1h" },
+        }))
         .source("shop", json!({ "consumption": "pull", "topic": null }));
     let worker = world.start().await;
+    // Both tables have been counted once.
+    testkit::eventually("the first count", PATIENCE, || async {
+        worker.get("/status").await.json()["backlog"].is_object().then_some(())
+    })
+    .await;
     worker.post("shop", r#"{"id":"a"}"#).await.accepted();
     worker.wait_metric("queuebox_inbox_oldest_pending_age_seconds", &[], |age| age > 0.0).await;
     let source = [("source", "shop")];

@@ -38,6 +38,17 @@ pub(super) fn check_route_path(case: &Case<'_>, at: &str, path: &str) {
     if path.contains(['?', '#']) || path.chars().any(|character| character.is_whitespace() || character.is_control()) {
         case.error(at, "must not hold \"?\", \"#\" or blanks");
     }
+    if !path.is_ascii() {
+        let encoded = Url::parse("http://host").ok().map(|mut url| {
+            url.set_path(path);
+            url.path().to_owned()
+        });
+        case.error_with_hint(
+            at,
+            "must be ASCII: senders percent-encode everything else, and a path is taken literally",
+            &format!("write {}", encoded.unwrap_or_default()),
+        );
+    }
     if path.contains("//") || has_dot_segment(path) {
         case.error(at, "must not hold empty, \".\" or \"..\" segments");
     }

@@ -284,6 +284,14 @@ fn database(case: &Case<'_>, spec: Option<&DatabaseSpec>) -> Option<Database> {
                 Reason::UnsupportedDatabase,
             );
         }
+        // Each connection would have a database of its own, and a URI could say anything.
+        if it.path == ":memory:" || it.path.starts_with("file:") {
+            case.error_with_hint(
+                &format!("{at}.sqlite.path"),
+                &format!("{:?} names no file", it.path),
+                "give the path of a file; a database in memory would be another one for each connection",
+            );
+        }
         found =
             Some(DatabaseServer::Sqlite { path: it.path.clone(), busy_timeout: duration(it.busy_timeout, SECOND * 5) });
     }
@@ -513,9 +521,9 @@ fn inbox(case: &Case<'_>, spec: Option<&InboxSpec>, max_attempts: i32) -> Inbox 
     let base_path = spec.base_path.clone().unwrap_or_else(|| "/inbox".to_owned());
     http::check_route_path(case, "spec.inbox.basePath", &base_path);
     let relay = spec.relay.clone().unwrap_or_default();
-    let claim_timeout = duration(relay.claim_timeout, SECOND * 30);
-    if claim_timeout < SECOND * 3 {
-        case.error("spec.inbox.relay.claimTimeout", "must be 3s or more");
+    if relay.claim_timeout.is_some() {
+        let message = "has no effect: push rows are forwarded under the lease of the worker, outbox.claimTimeout";
+        case.warning("spec.inbox.relay.claimTimeout", message);
     }
     let inbox = Inbox {
         base_path: base_path.trim_end_matches('/').to_owned(),
@@ -528,7 +536,6 @@ fn inbox(case: &Case<'_>, spec: Option<&InboxSpec>, max_attempts: i32) -> Inbox 
         relay: relay.enabled.unwrap_or(true).then(|| InboxRelay {
             poll_interval: duration(relay.poll_interval, Duration::from_millis(100)),
             batch_size: relay.batch_size.unwrap_or(500),
-            claim_timeout,
             max_attempts: relay.max_attempts.unwrap_or(max_attempts),
         }),
         pending_gauge_interval: duration(relay.pending_gauge_interval, SECOND * 5),

@@ -318,7 +318,7 @@ pub struct ServerSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub password_from: Option<SecretRef>,
     /// Schema of the tables. Default: the search path, for sqlserver dbo.
-    #[schemars(length(min = 1, max = 63))]
+    #[schemars(length(min = 1, max = 63), regex(pattern = "^[A-Za-z_][A-Za-z0-9_]*$"))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schema: Option<String>,
     /// Protection of the connection.
@@ -598,11 +598,11 @@ pub struct InboxRelaySpec {
     #[schemars(range(min = 1, max = 10_000))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_size: Option<u32>,
-    /// The lease. Default 30s.
+    /// Has no effect: push rows are forwarded under the lease of the worker, outbox.claimTimeout.
     #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim_timeout: Option<DurationText>,
-    /// How often the gauges are counted. Default 5s.
+    /// How often the gauges of the inbox are counted, with enabled false as well. Default 5s.
     #[schemars(extend("pattern" = POSITIVE_DURATION_PATTERN))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending_gauge_interval: Option<DurationText>,

@@ -147,6 +147,13 @@ fn sources_that_are_wrong() {
         ),
         (case("http: {path: /a}, idempotencyKeyPath: $.id, consumption: pull"), vec![]),
         (
+            http_case("http: {path: /café}"),
+            vec![
+                "spec.http.path: must be ASCII: senders percent-encode everything else, and a path is taken literally (write \
+                 /caf%C3%A9)",
+            ],
+        ),
+        (
             http_case("consumption: pull, http: {path: /a}"),
             vec!["spec.topic: a pull Source has no topic (leave it out, or write consumption: push)"],
         ),
@@ -504,6 +511,21 @@ fn relays_that_are_wrong() {
             "spec.outbox.claimTimeout: must be 3s or more",
             "spec.outbox.maxPayloadSize: (128MiB) is above maxInFlightBytes (64MiB)",
         ]),
+        ("{database: {postgres: {host: h, database: d, username: u, schema: my-schema}}}".into(), vec![
+            "spec.database.postgres.schema: \"my-schema\" is no name: write a letter or \"_\", then letters, digits and \"_\"",
+        ]),
+        ("{database: {sqlite: {path: \":memory:\"}}}".into(), vec![
+            "spec.database.sqlite.path: \":memory:\" names no file (give the path of a file; a database in memory would be another \
+             one for each connection)",
+        ]),
+        ("{database: {sqlite: {path: \"file:a.db\"}}}".into(), vec![
+            "spec.database.sqlite.path: \"file:a.db\" names no file (give the path of a file; a database in memory would be \
+             another one for each connection)",
+        ]),
+        ("{inbox: {basePath: /entrées}}".into(), vec![
+            "spec.inbox.basePath: must be ASCII: senders percent-encode everything else, and a path is taken literally (write \
+             /entr%C3%A9es)",
+        ]),
         ("{inbox: {maxBodySize: 128MiB, basePath: inbox, storeRetryWindow: 0s, storeTimeout: 0s}}".into(), vec![
             "spec.inbox.basePath: \"inbox\" must begin with \"/\"",
             "spec.inbox.storeTimeout: must be above zero",
@@ -644,6 +666,19 @@ fn what_can_never_work_is_a_warning() {
         warnings,
         ["m.yaml: Relay/shop: spec.routes[1].topics[0]: never matches: spec.routes[0] takes \"order.**\" before",]
     );
+}
+
+/// contract 13.4, 14.7: what classic files say of the lease of the forward is taken, whatever it is.
+#[test]
+fn the_lease_of_the_forward_has_no_effect() {
+    let text = around(&[("Relay", "shop", "{inbox: {relay: {claimTimeout: 1ms}}}")]);
+    let report = report(&text, Target::Local);
+    assert!(report.problems.is_empty(), "{:?}", report.problems);
+    let warnings: Vec<String> = report.warnings.iter().map(ToString::to_string).collect();
+    let said = "spec.inbox.relay.claimTimeout: has no effect: push rows are forwarded under the lease of the worker, outbox.claimTimeout";
+    assert_eq!(warnings, [format!("m.yaml: Relay/shop: {said}")]);
+    let refused = problems(&around(&[("Relay", "shop", "{inbox: {relay: {claimTimeout: 0s}}}")]));
+    assert_eq!(refused, ["m.yaml: Relay/shop: spec.inbox.relay.claimTimeout: must be above zero"]);
 }
 
 #[test]

@@ -434,6 +434,8 @@ pub async fn a_forward_is_whole<H: StoreHarness>() {
         },
     )
     .await;
+    // The database had refused it before: contract 3.3.
+    assert!(w.store.set_aside(&fence, id, None, 0).await.unwrap());
     let one = Forward { topic: "out.topic".into(), headers: r#"{"x-source": "s"}"#.into(), ..forward(id) };
     assert_eq!(w.store.forward(&fence, std::slice::from_ref(&one), 7).await.unwrap(), Default::default());
     let row = w.read_row(&fence, one.outbox_id).await;
@@ -444,6 +446,7 @@ pub async fn a_forward_is_whole<H: StoreHarness>() {
     assert_eq!((row.attempt, row.max_attempts, row.destination), (0, 7, None));
     assert_eq!(state(&w, id).await, State::Processed);
     assert!(inbox(&w, id, "processed_at").await.is_some());
+    assert_eq!(inbox(&w, id, "crashes").await.as_deref(), Some("0"));
     assert!(waiting(&w, &fence).await.is_empty());
 }
 

@@ -299,6 +299,9 @@ pub async fn prune_by_age<H: StoreHarness>() {
     assert_eq!(prune(State::Dead, 10).await, 1);
     assert_eq!(prune(State::Pending, 10).await + prune(State::Processing, 10).await, 0, "never");
     assert_eq!(w.count("outbox").await, 3);
+    // No row is a thousand years old, and the time that long ago is one that the database knows.
+    let rule = PruneRule::OlderThan(1_000 * 365 * 24 * HOUR_MS);
+    assert_eq!(super::ledger::prune(&w, Scope::Outbox, State::Dead, rule, 10).await, 0);
 }
 
 /// All but the newest so many of each finished state, by `updated_at`.

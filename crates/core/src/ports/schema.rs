@@ -65,6 +65,11 @@ pub trait Schema: Send + Sync + 'static {
     /// run once before the other ports are used: it also decides which features of newer versions are on.
     async fn check(&self) -> Result<SchemaReport, Fault>;
 
+    /// The tables can hold child rows, as [`check`](Self::check) found. Below version 12 they cannot (contract 2.5).
+    fn fans_out(&self) -> bool {
+        true
+    }
+
     /// Statements that give a worker's role what it needs.
     fn grants(&self, role: &str) -> Vec<String>;
 

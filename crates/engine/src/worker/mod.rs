@@ -48,6 +48,8 @@ pub struct WorkerConfig {
     pub admissions: AdmissionLimits,
     /// What is kept of each table; none = everything.
     pub retention: Vec<(Scope, TableRetention)>,
+    /// How often the gauges of the inbox are counted, at most; with the forward off as well.
+    pub inbox_gauge_interval: Duration,
     /// Where spans go.
     pub tracer: Tracer,
 }
@@ -149,6 +151,7 @@ impl Worker {
         let (backlog, backlog_seen) = watch::channel(upkeep::Backlog::default());
         let upkeep = upkeep::Upkeep {
             relay: config.relay,
+            inbox_gauge_interval: config.inbox_gauge_interval,
             store: store.clone(),
             metrics: metrics.clone(),
             keeper: spine.keeper.clone(),

@@ -27,7 +27,7 @@ pub struct Backlog {
     pub outbox: OutboxBacklog,
     /// Of the inbox, by source and consumption.
     pub inbox: Vec<SourceBacklog>,
-    /// It was counted at least once.
+    /// Both were counted at least once.
     pub known: bool,
 }
 
@@ -35,6 +35,8 @@ pub struct Backlog {
 pub struct Upkeep {
     /// The Relay.
     pub relay: Arc<RelayConfig>,
+    /// How often the gauges of the inbox are counted.
+    pub inbox_gauge_interval: Duration,
     /// The database.
     pub store: Arc<dyn Store>,
     /// Gauges and counters.
@@ -53,9 +55,9 @@ impl Upkeep {
     /// Runs until stopped.
     pub async fn run(self) {
         let recover_every = (self.relay.outbox.lease / 3).max(Duration::from_millis(200));
-        let count_every = self.relay.outbox.gauge_interval;
         let started = Instant::now();
-        let (mut recover_at, mut count_at) = (started, started);
+        let mut counted = (false, false);
+        let (mut recover_at, mut outbox_at, mut inbox_at) = (started, started, started);
         while !self.stop.is_cancelled() {
             let now = Instant::now();
             self.metrics.uptime.set(now.duration_since(started).as_secs_f64());
@@ -63,12 +65,19 @@ impl Upkeep {
                 recover_at = now + recover_every;
                 self.recover().await;
             }
-            if now >= count_at {
-                count_at = now + count_every;
-                self.count().await;
+            let (outbox, inbox) = (now >= outbox_at, now >= inbox_at);
+            if outbox {
+                outbox_at = now + self.relay.outbox.gauge_interval;
             }
+            if inbox {
+                inbox_at = now + self.inbox_gauge_interval;
+            }
+            if outbox || inbox {
+                self.count(outbox, inbox, &mut counted).await;
+            }
+            let next = recover_at.min(outbox_at).min(inbox_at);
             tokio::select! {
-                () = tokio::time::sleep_until(recover_at.min(count_at).min(now + Duration::from_secs(1))) => {}
+                () = tokio::time::sleep_until(next.min(now + Duration::from_secs(1))) => {}
                 () = self.stop.cancelled() => {}
             }
         }
@@ -99,17 +108,27 @@ impl Upkeep {
         }
     }
 
-    async fn count(&self) {
-        let (outbox, inbox) =
-            tokio::join!(self.store.outbox_backlog(COUNT_BOUND), self.store.inbox_backlog(COUNT_BOUND));
+    /// Counts one table or both. What could not be counted stays as it was.
+    async fn count(&self, outbox: bool, inbox: bool, counted: &mut (bool, bool)) {
+        let (outbox, inbox) = tokio::join!(
+            async { if outbox { self.store.outbox_backlog(COUNT_BOUND).await.ok() } else { None } },
+            async { if inbox { self.store.inbox_backlog(COUNT_BOUND).await.ok() } else { None } },
+        );
         let (size, idle, waiting) = self.store.pool();
         self.metrics.pool_size.set(size.into());
         self.metrics.pool_idle.set(idle.into());
         self.metrics.pool_waiting.set(waiting.into());
-        let (Ok(outbox), Ok(inbox)) = (outbox, inbox) else { return };
-        self.show_outbox(outbox);
-        self.show_inbox(&inbox);
-        self.backlog.send_replace(Backlog { outbox, inbox, known: true });
+        if let Some(outbox) = outbox {
+            self.show_outbox(outbox);
+            counted.0 = true;
+            self.backlog.send_modify(|backlog| backlog.outbox = outbox);
+        }
+        if let Some(inbox) = inbox {
+            self.show_inbox(&inbox);
+            counted.1 = true;
+            self.backlog.send_modify(|backlog| backlog.inbox = inbox);
+        }
+        self.backlog.send_modify(|backlog| backlog.known = counted.0 && counted.1);
     }
 
     fn show_outbox(&self, backlog: OutboxBacklog) {

@@ -18,14 +18,18 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fake::{Counted, FakeLedger};
 
-fn start(table: Scope, rule: PruneRule, dead_rule: PruneRule) -> (Arc<FakeLedger>, Arc<Counted>, CancellationToken) {
-    let (ledger, counted, _, stop) = start_seen(table, rule, dead_rule);
+fn start(
+    table: Scope,
+    rule: impl Into<Option<PruneRule>>,
+    dead_rule: impl Into<Option<PruneRule>>,
+) -> (Arc<FakeLedger>, Arc<Counted>, CancellationToken) {
+    let (ledger, counted, _, stop) = start_seen(table, rule.into(), dead_rule.into());
     (ledger, counted, stop)
 }
 
 type Started = (Arc<FakeLedger>, Arc<Counted>, watch::Receiver<Option<String>>, CancellationToken);
 
-fn start_seen(table: Scope, rule: PruneRule, dead_rule: PruneRule) -> Started {
+fn start_seen(table: Scope, rule: Option<PruneRule>, dead_rule: Option<PruneRule>) -> Started {
     let (failure, seen) = watch::channel(None);
     let (ledger, counted, stop) =
         (Arc::new(FakeLedger::default()), Arc::new(Counted::default()), CancellationToken::new());
@@ -71,6 +75,21 @@ async fn the_inbox_keeps_what_is_not_processed() {
     assert_eq!(ledger.calls.lock().unwrap().len(), 2);
 }
 
+/// contract 11: `deadMaxAge` alone
+#[tokio::test(start_paused = true)]
+async fn an_age_of_dead_rows_alone_touches_no_others() {
+    for (table, rule, dead_rule, touched) in [
+        (Scope::Outbox, None, Some(WEEK), State::Dead),
+        (Scope::Inbox, None, Some(WEEK), State::Dead),
+        (Scope::Inbox, Some(WEEK), None, State::Processed),
+    ] {
+        let (ledger, counted, _) = start(table, rule, dead_rule);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(*ledger.calls.lock().unwrap(), [(table, touched, WEEK)]);
+        assert_eq!(counted.count("cleaned"), 1);
+    }
+}
+
 /// case D31, as far as the task goes
 #[tokio::test(start_paused = true)]
 async fn deadlock_victims_try_again() {
@@ -82,7 +101,7 @@ async fn deadlock_victims_try_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_database_that_is_away_is_left_alone_until_the_next_time() {
-    let (ledger, counted, failure, _) = start_seen(Scope::Inbox, WEEK, WEEK);
+    let (ledger, counted, failure, _) = start_seen(Scope::Inbox, Some(WEEK), Some(WEEK));
     ledger.failures.store(1000, Ordering::SeqCst);
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(counted.count("cleaned"), 0);

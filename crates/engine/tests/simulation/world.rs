@@ -279,6 +279,7 @@ fn start(world: &Arc<World>, number: usize, incarnation: u64) -> Process {
         forward: None,
         admissions: AdmissionLimits::default(),
         retention: Vec::new(),
+        inbox_gauge_interval: Duration::from_secs(5),
         tracer: None,
     };
     let worker = Worker::start(config, store, Arc::new(Metrics::new("sim").unwrap()), seed);

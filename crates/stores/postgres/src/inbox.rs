@@ -94,6 +94,7 @@ const FORWARD: &str = "
 @FENCE@, marked AS (
     UPDATE {inbox} i
        SET {i.state} = 'processed', {i.processed_at} = clock_timestamp(),
+           {i.crashes} = 0, --if inbox_crashes
            {i.claimed_at} = NULL, {i.claim_token} = NULL, {i.lease_expires_at} = NULL
       FROM unnest($3::uuid[], $4::uuid[], $5::text[], $6::text[]) WITH ORDINALITY AS f(inbox_id, outbox_id, topic, headers, ord)
      WHERE EXISTS (SELECT FROM fence)

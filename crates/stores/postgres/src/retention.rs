@@ -84,6 +84,9 @@ SELECT o.{o.updated_at}, o.{o.id} FROM {outbox} o
  WHERE o.{o.state} = 'dead' AND (o.{o.updated_at}, o.{o.id}) < ($1::timestamptz, $2::uuid)
  ORDER BY o.{o.updated_at} DESC, o.{o.id} DESC OFFSET $3 LIMIT 1";
 
+/// Five thousand years; the server's calendar begins at 4713 BC.
+const AGE_MAX_MS: u64 = 5_000 * 365 * 86_400_000;
+
 const AGE: &str = "SELECT clock_timestamp() - $1::bigint * interval '1 millisecond'";
 
 /// Pages (8 KiB) that one window covers.
@@ -204,7 +207,7 @@ impl PostgresStore {
 
     /// The database's clock, so many milliseconds ago.
     async fn ago(&self, age_ms: u64) -> Result<Ticks, Error> {
-        let age = i64::try_from(age_ms).unwrap_or(i64::MAX / 2_000).min(i64::MAX / 2_000);
+        let age = i64::try_from(age_ms.min(AGE_MAX_MS)).unwrap_or(i64::MAX);
         let rows = self.db.rows(&self.sql(AGE), Args::new().bind(age)).await?;
         let at = rows.first().map(|row| Cells::of(row).ticks()).transpose()?.flatten();
         Ok(at.unwrap_or(FIRST))

@@ -681,6 +681,10 @@ impl Schema for PostgresStore {
         Ok(self.check_all().await?)
     }
 
+    fn fans_out(&self) -> bool {
+        self.features().fan_out
+    }
+
     fn grants(&self, role: &str) -> Vec<String> {
         let role = role.replace('"', "\"\"");
         let schema = self.names.schema().unwrap_or("public");

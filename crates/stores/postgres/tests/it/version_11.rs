@@ -78,6 +78,7 @@ async fn version_11_works_unchanged() {
     let report = store.check().await.unwrap();
     assert_eq!(report.version, 11);
     assert_eq!(report.notes.len(), 6, "one line per feature that is off: {:#?}", report.notes);
+    assert!(!store.fans_out());
     assert!(!store.has_lanes());
     let worker = register(&store).await;
     store.renew(&worker, LEASE_MS).await.unwrap();
@@ -173,7 +174,7 @@ async fn below_version_14_rows_are_settled_and_expanded_without_a_claim() {
     classic(&mut h.connect().await, 11, 13).await;
     let store = h.open();
     store.check().await.unwrap();
-    assert!(!store.has_lanes());
+    assert!(!store.has_lanes() && store.fans_out());
     let worker = register(&store).await;
     let (lost, parent) = (insert(&h, "k").await, insert(&h, "").await);
     let polled = store.poll(&worker, &[], Some(&read(10))).await.unwrap();
