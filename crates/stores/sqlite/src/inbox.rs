@@ -270,7 +270,7 @@ impl Inbox for SqliteStore {
         let outcome = match self.move_on(&mut session, batch, max_attempts).await {
             Ok(moved) => Forwarded {
                 lost: batch.iter().map(|one| one.inbox_id).filter(|id| !moved.contains(id)).collect(),
-                refused: Vec::new(),
+                ..Forwarded::default()
             },
             // The insert alone was undone, nothing was marked: each row by itself.
             Err(error) if is_refused(&error) => self.move_each(&mut session, batch, max_attempts).await?,
