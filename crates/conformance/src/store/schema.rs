@@ -84,6 +84,24 @@ pub async fn a_baseline_is_recorded_once<H: StoreHarness>() {
     assert!(w.store.migrate(MigrateOptions::default()).await.unwrap().applied.is_empty());
 }
 
+/// A baseline of what the database does not have would leave a history that nothing can mend.
+pub async fn a_baseline_needs_its_tables<H: StoreHarness>() {
+    let w = empty::<H>().await;
+    let fault = w.store.migrate(baseline(14)).await.unwrap_err();
+    assert_eq!(fault.class, Class::Misconfigured);
+    assert!(fault.detail.contains("--baseline"), "{}", fault.detail);
+    w.store.migrate(MigrateOptions::default()).await.unwrap();
+    w.store.check().await.unwrap();
+
+    let (w, version) = without_history::<H>().await;
+    let (table, column) = (w.h.table("outbox"), w.h.column("outbox", "destination"));
+    w.h.execute(&format!("ALTER TABLE {table} DROP COLUMN {column}")).await;
+    let fault = w.store.migrate(baseline(version)).await.unwrap_err();
+    assert_eq!(fault.class, Class::Misconfigured);
+    assert!(fault.detail.contains("--baseline") && fault.detail.contains("destination"), "{}", fault.detail);
+    assert!(w.store.migrate(MigrateOptions::default()).await.is_err(), "nothing was recorded");
+}
+
 async fn edit_history<H: StoreHarness>(w: &World<H>, sets: &str) {
     assert!(w.h.execute(&format!("UPDATE {} SET {sets}", w.h.table(HISTORY))).await > 0);
 }

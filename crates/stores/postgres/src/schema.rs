@@ -15,7 +15,12 @@ use queuebox_core::{
     Fault,
     ports::schema::{Finding, MigrateOptions, Migrated, Schema, SchemaReport},
 };
-use queuebox_sql::{Applied, Catalog, Found, Migration, Names, Plan, Step, plan};
+use queuebox_sql::{
+    Applied, Catalog, Found, Migration, Names, Plan, Step,
+    migrations::check_baseline,
+    names::{INBOX_COLUMNS, OUTBOX_COLUMNS},
+    plan,
+};
 
 use crate::{
     PostgresStore,
@@ -110,7 +115,11 @@ SELECT EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = to_regclass('{outbox}'
        EXISTS (SELECT FROM pg_sequence s
                 WHERE s.seqrelid = pg_get_serial_sequence('{outbox}', $1)::regclass AND s.seqrelid = to_regclass('{sequence}')
                   AND s.seqcache = 1 AND s.seqincrement > 0 AND NOT s.seqcycle),
-       current_schema()::text";
+       to_regclass('{sequence}') IS NOT NULL, current_schema()::text";
+
+/// The same where there is no column `sequence`.
+const SURROUNDINGS_WITHOUT: &str =
+    "SELECT FALSE, FALSE, to_regclass('{sequence}') IS NOT NULL, current_schema()::text WHERE $1 <> ''";
 
 /// Definitions of the columns that a start needs (versions up to 11).
 const DEFINITIONS: [(&str, &str, &str); 35] = [
@@ -163,6 +172,8 @@ pub(crate) struct Look {
     uniques: BTreeSet<(String, Vec<String>)>,
     trigger: bool,
     counter: bool,
+    /// There is a counter of our name, whoever uses it.
+    sequence_taken: bool,
     schema: Option<String>,
 }
 
@@ -172,7 +183,11 @@ impl Look {
     }
 
     fn has_column(&self, names: &Names, table: &str, column: &str) -> bool {
-        let name = if table == "outbox" { names.outbox_column(column) } else { names.inbox_column(column) };
+        let name = match table {
+            "outbox" => names.outbox_column(column),
+            "inbox" => names.inbox_column(column),
+            _ => column,
+        };
         self.columns.get(table).is_some_and(|columns| columns.contains(name))
     }
 }
@@ -199,12 +214,12 @@ impl PostgresStore {
             look.uniques.insert((table, columns));
         }
         let has_counter = look.has_column(names, "outbox", "sequence");
-        let surroundings =
-            if has_counter { SURROUNDINGS } else { "SELECT FALSE, FALSE, current_schema()::text WHERE $1 <> ''" };
+        let surroundings = if has_counter { SURROUNDINGS } else { SURROUNDINGS_WITHOUT };
         let args = Args::new().bind(names.outbox_column("sequence"));
         if let Some(row) = self.db.rows(&text(surroundings), args).await?.first() {
             let mut cells = Cells::of(row);
-            (look.trigger, look.counter, look.schema) = (cells.next()?, cells.next()?, cells.next()?);
+            (look.trigger, look.counter, look.sequence_taken, look.schema) =
+                (cells.next()?, cells.next()?, cells.next()?, cells.next()?);
         }
         Ok(look)
     }
@@ -286,39 +301,125 @@ impl PostgresStore {
 
     /// Everything that is missing, in one error, with the statements that add it.
     pub(crate) fn demand(&self, look: &Look) -> Result<(), Error> {
+        let renamed = !self.names.renamed().is_empty();
+        let (mut missing, mut absent) = (Vec::new(), Vec::new());
         for (table, name) in [("outbox", self.names.outbox()), ("inbox", self.names.inbox())] {
             if !look.has(table) {
                 let schema = self.names.schema().or(look.schema.as_deref()).unwrap_or("public");
-                return Err(Error::Misconfigured {
-                    code: "schema",
-                    detail: format!(
-                        "there is no table {name:?} in the schema {schema:?}; run \"queuebox migrate\" or set database.migrate: Auto"
-                    ),
-                });
+                absent.push(format!("there is no table {name:?} in the schema {schema:?}"));
+                missing.extend(self.statements_of(look, &format!("{{{table}}}")));
             }
         }
-        let mut missing = Vec::new();
+        // Migrations make them, unless these tables have names of their own (contract 2.6).
+        if !absent.is_empty() && !renamed {
+            return Err(Error::Misconfigured {
+                code: "schema",
+                detail: format!("{}; run \"queuebox migrate\" or set database.migrate: Auto", absent.join(", and ")),
+            });
+        }
         for (table, column, definition) in DEFINITIONS {
-            if !look.has_column(&self.names, table, column) {
+            if look.has(table) && !look.has_column(&self.names, table, column) {
                 let (placeholder, letter) = if table == "outbox" { ("{outbox}", "o") } else { ("{inbox}", "i") };
                 missing.push(format!("ALTER TABLE {placeholder} ADD COLUMN {{{letter}.{column}}} {definition}"));
             }
         }
         for (table, columns) in [("outbox", &["id"][..]), ("inbox", &["id"]), ("inbox", &["source", "idempotency_key"])]
         {
-            missing.extend(self.missing_unique(look, table, columns));
+            if look.has(table) {
+                missing.extend(self.missing_unique(look, table, columns));
+            }
         }
         if missing.is_empty() {
             return Ok(());
         }
-        let statements = missing.iter().map(|line| self.names.render(line, &[]).trim().to_owned()).collect::<Vec<_>>();
+        if !absent.is_empty() {
+            missing.extend(self.own_objects(look));
+        }
+        let names = if absent.is_empty() { self.names.clone() } else { self.qualified(look) };
+        let statements = missing.iter().map(|line| names.render(line, &[]).trim().to_owned()).collect::<Vec<_>>();
+        let what =
+            if absent.is_empty() { "the tables lack what QueueBox needs".to_owned() } else { absent.join(", and ") };
         Err(Error::Misconfigured {
             code: "schema",
-            detail: format!(
-                "the tables lack what QueueBox needs; these statements add it:\n{};",
-                statements.join(";\n")
-            ),
+            detail: format!("{what}; these statements add it:\n{};", statements.join(";\n")),
         })
+    }
+
+    /// The names with their schema: the function of the wake-up runs without a search path.
+    fn qualified(&self, look: &Look) -> Names {
+        match self.names.schema() {
+            Some(_) => self.names.clone(),
+            None => self.names.in_schema(look.schema.as_deref().unwrap_or("public")),
+        }
+    }
+
+    /// The statements of the newest schema that make a table (`{outbox}`, …) and what belongs to it, each on one line, as a template with
+    /// the columns' own names.
+    fn statements_of(&self, look: &Look, table: &str) -> Vec<String> {
+        let is_outbox = table == "{outbox}";
+        let mut statements = Vec::new();
+        if is_outbox && !look.sequence_taken {
+            statements.push("CREATE SEQUENCE {sequence} AS BIGINT CACHE 1".to_owned());
+        }
+        for (_, sql) in Migration::statements(CATALOG.fresh.sql) {
+            let sql = one_line(sql);
+            let made = sql.starts_with(&format!("CREATE TABLE {table} ")) || sql.contains(&format!(" ON {table} ("));
+            if made {
+                statements.push(self.with_own_columns(&sql, table));
+            }
+        }
+        if is_outbox && !look.sequence_taken {
+            statements.push("ALTER SEQUENCE {sequence} OWNED BY {outbox}.{o.sequence}".to_owned());
+        }
+        statements
+    }
+
+    /// Names of columns stand in the file as they are; here each becomes a placeholder.
+    fn with_own_columns(&self, sql: &str, table: &str) -> String {
+        let (columns, letter): (&[&str], _) = match table {
+            "{outbox}" => (&OUTBOX_COLUMNS, "o"),
+            "{inbox}" => (&INBOX_COLUMNS, "i"),
+            _ => return sql.to_owned(),
+        };
+        let is_word = |character: char| character.is_ascii_alphanumeric() || character == '_';
+        let mut out = String::with_capacity(sql.len());
+        let (mut rest, mut quoted) = (sql, false);
+        while let Some(first) = rest.chars().next() {
+            let word: String = rest.chars().take_while(|character| is_word(*character)).collect();
+            let taken = if word.is_empty() { first.len_utf8() } else { word.len() };
+            quoted ^= first == '\'';
+            // Placeholders and texts stay as they are, and so does a type or function of the same name.
+            let is_name = !quoted && !out.ends_with('{') && columns.contains(&word.as_str());
+            if is_name {
+                out.push_str(&format!("{{{letter}.{word}}}"));
+            } else {
+                out.push_str(&rest[..taken]);
+            }
+            rest = &rest[taken..];
+        }
+        out
+    }
+
+    /// What stands beside the two tables and is not there yet: QueueBox's own tables, the function and the trigger of the wake-up.
+    fn own_objects(&self, look: &Look) -> Vec<String> {
+        let mut statements = Vec::new();
+        for (table, placeholder) in [("worker", "{worker}"), ("lane", "{lane}")] {
+            if !look.has(table) {
+                statements.extend(self.statements_of(look, placeholder));
+            }
+        }
+        if !look.trigger {
+            statements.extend(Self::wake_statements());
+        }
+        statements
+    }
+
+    /// The function and the trigger of the wake-up; the function may be there already.
+    fn wake_statements() -> Vec<String> {
+        let statements = Migration::statements(CATALOG.fresh.sql);
+        let statements = statements.into_iter().map(|(_, sql)| one_line(sql));
+        let ours = statements.filter(|sql| sql.starts_with("CREATE FUNCTION") || sql.starts_with("CREATE TRIGGER"));
+        ours.map(|sql| sql.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")).collect()
     }
 
     fn missing_unique(&self, look: &Look, table: &str, columns: &[&str]) -> Option<String> {
@@ -365,19 +466,29 @@ impl PostgresStore {
             "the columns trace_parent (schema version 12)",
             mend,
         );
-        let own = if renamed { format!("these statements make them: {}", self.own_tables()) } else { mend.to_owned() };
+        let make = |them: Vec<String>| {
+            let names = self.qualified(look);
+            let rendered: Vec<String> = them.iter().map(|sql| names.render(sql, &[]).trim().to_owned()).collect();
+            format!("these statements make them:\n{};", rendered.join(";\n"))
+        };
+        let own = if renamed { make(self.own_objects(look)) } else { mend.to_owned() };
         off(
             features.lanes,
             "lanes are off and rows are claimed instead, which is slower",
             "queuebox_worker and queuebox_lane (schema version 14)",
             &own,
         );
-        let trigger = if renamed { "make it by hand, see the guide" } else { mend };
+        // Without lanes the statements above hold those of the trigger as well.
+        let trigger = match (renamed, features.lanes) {
+            (true, true) => make(Self::wake_statements()),
+            (true, false) => "it comes with the lanes".to_owned(),
+            (false, _) => mend.to_owned(),
+        };
         off(
             look.trigger && features.lanes,
             "wake-up is off, so workers poll",
             "the trigger queuebox_wake (schema version 14)",
-            trigger,
+            &trigger,
         );
         if features.merging_keys {
             notes.push((
@@ -400,22 +511,6 @@ impl PostgresStore {
             notes.push((format!("{pooled}{wake}"), None));
         }
         notes
-    }
-
-    /// Statements that make QueueBox's own tables beside renamed ones.
-    fn own_tables(&self) -> String {
-        let rendered = self.names.render(CATALOG.fresh.sql, &[]);
-        Migration::statements(&rendered)
-            .into_iter()
-            .map(|(_, sql)| {
-                sql.lines().filter(|line| !line.trim_start().starts_with("--")).collect::<Vec<_>>().join(" ")
-            })
-            .filter(|sql| {
-                sql.starts_with("CREATE TABLE") && (sql.contains("queuebox_worker") || sql.contains("queuebox_lane"))
-            })
-            .map(|sql| sql.split_whitespace().collect::<Vec<_>>().join(" "))
-            .collect::<Vec<_>>()
-            .join("; ")
     }
 
     fn plan_wake(&self, look: &Look, features: &Features, mode: Mode) {
@@ -537,6 +632,9 @@ impl PostgresStore {
             classic: self.classic_version(names, &look).await?,
         };
         let plan: Plan = plan(&CATALOG, &found, options.baseline)?;
+        if let Some(given) = options.baseline {
+            check_baseline(given, &INTRODUCED, |table, column| look.has_column(names, table, column))?;
+        }
         if plan.newer {
             tracing::info!(
                 version = plan.to,
@@ -630,7 +728,7 @@ impl PostgresStore {
 }
 
 /// Columns by the version that introduced them.
-const INTRODUCED: [(u32, &str, &str); 17] = [
+const INTRODUCED: [(u32, &str, &str); 26] = [
     (1, "outbox", "topic"),
     (1, "outbox", "max_attempts"),
     (2, "inbox", "source"),
@@ -648,7 +746,23 @@ const INTRODUCED: [(u32, &str, &str); 17] = [
     (10, "inbox", "headers"),
     (11, "outbox", "sequence"),
     (11, "outbox", "id"),
+    (12, "outbox", "destination"),
+    (12, "outbox", "parent_id"),
+    (12, "outbox", "trace_parent"),
+    (12, "outbox", "crashes"),
+    (12, "inbox", "trace_parent"),
+    (12, "inbox", "crashes"),
+    (12, "inbox", "topic"),
+    (14, "worker", "token"),
+    (14, "lane", "term"),
 ];
+
+/// A statement without comments, on one line.
+fn one_line(sql: &str) -> String {
+    let lines = sql.lines().filter(|line| !line.trim_start().starts_with("--"));
+    let text = lines.collect::<Vec<_>>().join(" ");
+    text.split_whitespace().collect::<Vec<_>>().join(" ").trim_end_matches(';').to_owned()
+}
 
 fn record(version: u32, name: &str, checksum: &str, min_reader: u32) -> Args {
     let number = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);

@@ -151,6 +151,17 @@ pub enum PlanError {
         /// Newest known.
         newest: u32,
     },
+    /// `--baseline` with a version that the tables do not have.
+    #[error(
+        "--baseline {given}: this database lacks {missing}, which version {given} has; without QueueBox tables leave --baseline out, \
+         otherwise name the version that the tables really have"
+    )]
+    BaselineLacks {
+        /// As given.
+        given: u32,
+        /// What is not there.
+        missing: String,
+    },
     /// No steps lead from here.
     #[error("this database cannot be brought from version {from} to {to}: no migration begins there")]
     NoPath {
@@ -194,6 +205,9 @@ pub fn plan(catalog: &Catalog, found: &Found, baseline: Option<u32>) -> Result<P
         if given == 0 || given > newest {
             return Err(PlanError::BaselineUnknown { given, newest });
         }
+        if !found.tables {
+            return Err(PlanError::BaselineLacks { given, missing: "the tables outbox and inbox".to_owned() });
+        }
         return forward(catalog, given, recorded(given, BASELINE, Plan { from: Some(given), ..Plan::default() }));
     }
     match (found.tables, found.classic) {
@@ -204,6 +218,24 @@ pub fn plan(catalog: &Catalog, found: &Found, baseline: Option<u32>) -> Result<P
         }
         (true, None) => Err(PlanError::NoHistory),
     }
+}
+
+/// Checks that the tables have what a baseline says: `introduced` is what came with each version, `has` looks for it. Recording a
+/// version whose columns are not there would leave a history that no migration can mend.
+///
+/// # Errors
+/// [`PlanError::BaselineLacks`] names all that is missing.
+pub fn check_baseline(
+    given: u32,
+    introduced: &[(u32, &str, &str)],
+    has: impl Fn(&str, &str) -> bool,
+) -> Result<(), PlanError> {
+    let asked = introduced.iter().filter(|(since, ..)| *since <= given);
+    let missing: Vec<String> = asked
+        .filter(|(_, table, column)| !has(table, column))
+        .map(|(_, table, column)| format!("{table}.{column}"))
+        .collect();
+    if missing.is_empty() { Ok(()) } else { Err(PlanError::BaselineLacks { given, missing: missing.join(", ") }) }
 }
 
 /// Checks a history against the files; returns its version. Also the check of a start with `migrate: Off`.
@@ -284,6 +316,19 @@ mod tests {
     fn tables_of_unknown_age_need_a_baseline() {
         let found = Found { tables: true, ..Found::default() };
         assert_eq!(plan(&CATALOG, &found, None), Err(PlanError::NoHistory));
+        let lacks = plan(&CATALOG, &Found::default(), Some(11)).unwrap_err();
+        assert_eq!(
+            lacks.to_string(),
+            "--baseline 11: this database lacks the tables outbox and inbox, which version 11 has; without QueueBox tables leave \
+             --baseline out, otherwise name the version that the tables really have"
+        );
+        let introduced = [(1, "outbox", "topic"), (11, "outbox", "sequence"), (12, "inbox", "topic")];
+        let has = |_: &str, column: &str| column == "topic";
+        assert_eq!(check_baseline(10, &introduced, has), Ok(()));
+        assert_eq!(
+            check_baseline(11, &introduced, has),
+            Err(PlanError::BaselineLacks { given: 11, missing: "outbox.sequence".to_owned() })
+        );
         assert_eq!(run(&plan(&CATALOG, &found, Some(12)).unwrap()), [13, 14]);
         assert!(matches!(plan(&CATALOG, &found, Some(15)), Err(PlanError::BaselineUnknown { .. })));
         assert!(matches!(plan(&CATALOG, &found, Some(3)), Err(PlanError::NoPath { .. })));

@@ -3,7 +3,8 @@
 //! A statement is a template. `{outbox}`, `{inbox}`, `{worker}`, `{lane}`, `{history}`, `{sequence}` are tables and the counter, with
 //! the schema in front when there is one; `{schema}` is just that prefix. `{o.scheduled_at}` is a column of the outbox,
 //! `{i.scheduled_at}` one of the inbox, by the names of contract 2.1 and 2.2. Other braces stay as they are. A line that ends in
-//! `--if NAME` stays only when the feature `NAME` is on, one that ends in `--unless NAME` only when it is off.
+//! `--if NAME` stays only when the feature `NAME` is on, one that ends in `--unless NAME` only when it is off; of
+//! several such conditions all must hold.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -334,13 +335,17 @@ impl Names {
 
 /// The line without its condition, or `None` when it falls away.
 fn conditional<'a>(line: &'a str, features: &[&str]) -> Option<&'a str> {
-    if let Some((text, feature)) = line.rsplit_once("--if ") {
-        return features.contains(&feature.trim()).then(|| text.trim_end());
+    const IF: &str = "--if ";
+    const UNLESS: &str = "--unless ";
+    let mut text = line;
+    while let Some((place, word)) = text.rfind(IF).map(|at| (at, IF)).max(text.rfind(UNLESS).map(|at| (at, UNLESS))) {
+        let feature = text[place + word.len()..].trim();
+        if features.contains(&feature) != (word == IF) {
+            return None;
+        }
+        text = text[..place].trim_end();
     }
-    if let Some((text, feature)) = line.rsplit_once("--unless ") {
-        return (!features.contains(&feature.trim())).then(|| text.trim_end());
-    }
-    Some(line)
+    Some(text)
 }
 
 fn check_columns(
@@ -404,6 +409,10 @@ mod tests {
         let template = "a --if crashes\nb --unless crashes\nc";
         assert_eq!(names.render(template, &["crashes"]), "a\nc\n");
         assert_eq!(names.render(template, &[]), "b\nc\n");
+        let both = "a --if x --unless y\nb --unless y --unless x";
+        assert_eq!(names.render(both, &["x"]), "a\n");
+        assert_eq!(names.render(both, &["x", "y"]), "");
+        assert_eq!(names.render(both, &[]), "b\n");
     }
 
     #[test]

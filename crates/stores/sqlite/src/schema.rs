@@ -347,6 +347,13 @@ impl Schema for SqliteStore {
         let found = self.found(session.connection()).await.map_err(|error| classify(&error))?;
         let plan = plan(&CATALOG, &found, options.baseline)
             .map_err(|error| Fault::misconfigured("migrate", error.to_string()))?;
+        if options.baseline.is_some() {
+            let (missing, _) = self.missing(session.connection()).await.map_err(|error| classify(&error))?;
+            if let Some(fault) = missing.into_fault() {
+                let detail = format!("--baseline is refused: {}", fault.detail);
+                return Err(Fault::misconfigured("migrate", detail));
+            }
+        }
         let applied = self.run(&mut session, &plan.steps).await.map_err(|error| classify(&error))?;
         session.commit().await?;
         Ok(Migrated { from: plan.from, to: plan.to, applied, adopted: plan.adopted })

@@ -115,12 +115,19 @@ async fn renamed_tables_work_and_exclude_migrations() {
     let report = store.check().await.unwrap();
     assert!(!store.has_lanes());
     let note = report.notes.iter().find(|note| note.starts_with("lanes are off")).unwrap();
-    let statements = note.split_once("these statements make them: ").unwrap().1;
-    for statement in statements.split("; ") {
+    let statements = note.split_once("these statements make them:\n").unwrap().1;
+    for statement in statements.lines() {
         h.execute(statement).await;
     }
-    store.check().await.unwrap();
+    assert_eq!(store.check().await.unwrap().notes, Vec::<String>::new(), "also the trigger");
     assert!(store.has_lanes());
+    h.execute("DROP TRIGGER queuebox_wake ON \"Messages\"").await;
+    let notes = store.check().await.unwrap().notes;
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    for statement in notes[0].split_once("these statements make them:\n").unwrap().1.lines() {
+        h.execute(statement).await;
+    }
+    assert_eq!(store.check().await.unwrap().notes, Vec::<String>::new());
 
     let worker = owner(&store).await;
     h.execute("INSERT INTO \"Messages\" (topic, partition, payload) VALUES ('t', 'k', '1'), ('t', 'k', '2')").await;
@@ -137,6 +144,41 @@ async fn renamed_tables_work_and_exclude_migrations() {
     let filter = LedgerFilter { states: vec![State::Sent], key: Some("k".into()), ..LedgerFilter::default() };
     assert_eq!(store.page(Scope::Outbox, &filter, Direction::NewestFirst, None, 10).await.unwrap().len(), 2);
     store.retire(&worker, LaneSet::EMPTY).await.unwrap();
+}
+
+/// contract 2.6: one error names everything that is missing, with the statements that add it.
+#[tokio::test]
+async fn the_printed_statements_make_renamed_tables() {
+    let mut names = renamed();
+    // Words that are also types, functions, or parts of other words in the file.
+    for (key, name) in
+        [("sequence", "no"), ("id", "uid"), ("crashes", "falls"), ("createdAt", "made"), ("headers", "meta")]
+    {
+        names.column_mapping.outbox.insert(key.into(), name.into());
+    }
+    names.column_mapping.inbox.insert("source".into(), "origin".into());
+    for present in ["", "CREATE TABLE received (note TEXT)"] {
+        let h = PostgresHarness::on(queuebox_testkit::postgres().await).await;
+        if !present.is_empty() {
+            h.execute(present).await;
+        }
+        let store = PostgresStore::open(PostgresConfig { names: names.clone(), ..h.config() }).unwrap();
+        let fault = store.check().await.unwrap_err();
+        assert!(fault.detail.contains("there is no table \"Messages\""), "{fault}");
+        assert_eq!(fault.detail.contains("there is no table \"received\""), present.is_empty(), "{fault}");
+        assert!(!fault.detail.contains("queuebox migrate"), "it is forbidden beside renamed tables: {fault}");
+        for statement in fault.detail.lines().skip(1) {
+            h.execute(statement).await;
+        }
+        let report = store.check().await.unwrap();
+        let off = if present.is_empty() { 0 } else { 3 };
+        assert_eq!(report.notes.len(), off, "what came with version 12 is optional: {:?}", report.notes);
+        assert!(store.has_lanes());
+        let worker = owner(&store).await;
+        h.execute("INSERT INTO \"Messages\" (topic, partition, payload) VALUES ('t', 'k', '1')").await;
+        assert_eq!(store.poll(&worker, &[], Some(&read(10))).await.unwrap().walk.len(), 1);
+        store.admit(&[message("1")]).await.unwrap();
+    }
 }
 
 #[tokio::test]
