@@ -2,7 +2,7 @@
 
 use queuebox_core::{
     Fault, Uuid,
-    message::{OutboxRow, Payload, Position},
+    message::{DeadCode, OutboxRow, Payload, Position},
     ports::outbox::{DestinationRead, Polled, Read},
 };
 use sqlx::{
@@ -34,7 +34,7 @@ summed AS (
 SELECT o.{o.id}, o.{o.sequence}, o.{o.topic}, o.{o.key}, o.{o.destination}, o.{o.parent_id}, o.{o.headers},
        o.{o.aggregate_type}, o.{o.trace_parent}, o.{o.attempt}, o.{o.max_attempts}, o.{o.crashes},
        o.{o.scheduled_at}, o.{o.created_at}, s.omitted, s.size, s.found,
-       CASE WHEN s.left_out THEN NULL ELSE o.{o.payload} END
+       CASE WHEN s.left_out THEN NULL ELSE o.{o.payload} END, s.r
   FROM summed AS s CROSS JOIN {outbox} AS o ON o.rowid = s.r
  WHERE s.before < ?2
  ORDER BY s.a, s.b, s.c"
@@ -121,6 +121,18 @@ pub(crate) const NEXT_DUE: &str = "
 SELECT MIN({o.scheduled_at}) FROM {outbox}
  WHERE {o.state} = 'pending' AND {o.scheduled_at} > {o.created_at} AND {o.scheduled_at} > ?1";
 
+/// A row that cannot be read would be overtaken by the later ones of its key, so it ends dead (contract 4.2, 4.4).
+const UNREADABLE: &str = "
+UPDATE {outbox} SET {o.state} = 'dead', {o.last_error} = ?2, {o.updated_at} = ?3
+ WHERE rowid = ?1 AND {o.state} = 'pending'";
+
+/// A pending row that cannot be read.
+pub(crate) struct Unreadable {
+    row: i64,
+    id: String,
+    reason: String,
+}
+
 /// Rows of one part, and whether rows were left for lack of bytes.
 struct Part {
     rows: Vec<OutboxRow>,
@@ -129,6 +141,7 @@ struct Part {
     /// Rows within the limit, loaded or not.
     found: usize,
     bytes: u64,
+    unreadable: Vec<Unreadable>,
 }
 
 impl Part {
@@ -147,25 +160,52 @@ struct Common<'a> {
 }
 
 impl SqliteStore {
-    /// Reads all parts of `read` in the order of the port, without rows of `exclude` and of `settled`.
+    /// Ends rows that cannot be read, in a transaction that writes.
+    pub(crate) async fn bury_unreadable(&self, session: &mut Session, rows: &[Unreadable]) -> Result<(), Fault> {
+        for one in rows {
+            let error =
+                DeadCode::Refused.because(&format!("this row cannot be read: {}; mend it, then replay it", one.reason));
+            let done = sqlx::query(self.sql(UNREADABLE))
+                .bind(one.row)
+                .bind(error)
+                .bind(session.now.clone())
+                .execute(session.connection())
+                .await;
+            match done {
+                Ok(_) => tracing::error!(id = one.id, reason = one.reason, "an outbox row cannot be read and is dead"),
+                // The table itself refuses to have it mended: it stays, and nobody else stops for it.
+                Err(error) if classify::is_refused(&error) => {
+                    tracing::error!(id = one.id, reason = one.reason, %error, "an outbox row cannot be read and is left where it is");
+                }
+                Err(error) => return Err(classify(&error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads all parts of `read` in the order of the port, without rows of `exclude` and of `settled`. Returns those that cannot be
+    /// read; they must be buried before what was read is used.
     pub(crate) async fn parts(
         &self,
         session: &mut Session,
         read: &Read,
         settled: impl Iterator<Item = Uuid>,
         polled: &mut Polled,
-    ) -> Result<(), Fault> {
+    ) -> Result<Vec<Unreadable>, Fault> {
         if !read.lanes.contains(LANE) {
             (polled.walk_ended, polled.lap_ended) = (true, true);
-            return Ok(());
+            return Ok(Vec::new());
         }
         let exclude = id_list(read.exclude.iter().copied().chain(settled));
         let common = Common { read, exclude };
-        self.walk(session, &common, polled).await?;
-        self.lap(session, &common, polled).await?;
-        self.keys(session, &common, polled).await?;
-        self.later(session, &common, polled).await?;
-        self.destinations(session, &common, polled).await
+        let mut unreadable = self.walk(session, &common, polled).await?;
+        unreadable.extend(self.lap(session, &common, polled).await?);
+        unreadable.extend(self.keys(session, &common, polled).await?);
+        unreadable.extend(self.later(session, &common, polled).await?);
+        unreadable.extend(self.destinations(session, &common, polled).await?);
+        unreadable.sort_by_key(|one| one.row);
+        unreadable.dedup_by_key(|one| one.row);
+        Ok(unreadable)
     }
 
     fn part(&self, sql: &'static str, common: &Common<'_>, bytes_max: u64, limit: u32) -> Bound<'static> {
@@ -176,10 +216,15 @@ impl SqliteStore {
             .bind(i64::from(limit))
     }
 
-    async fn walk(&self, session: &mut Session, common: &Common<'_>, polled: &mut Polled) -> Result<(), Fault> {
+    async fn walk(
+        &self,
+        session: &mut Session,
+        common: &Common<'_>,
+        polled: &mut Polled,
+    ) -> Result<Vec<Unreadable>, Fault> {
         let read = common.read;
         if read.walk_limit == 0 {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let query = self
             .part(WALK, common, read.bytes_max, read.walk_limit)
@@ -190,16 +235,21 @@ impl SqliteStore {
         let part = fetch(session, query).await?;
         polled.walk_ended = part.ended(read.walk_limit);
         polled.walk = part.rows;
-        Ok(())
+        Ok(part.unreadable)
     }
 
     /// Behind its own place, up to the walk's. Without a place of its own it asks for late commits, and rows of SQLite commit in
     /// the order of `sequence`: there are none.
-    async fn lap(&self, session: &mut Session, common: &Common<'_>, polled: &mut Polled) -> Result<(), Fault> {
+    async fn lap(
+        &self,
+        session: &mut Session,
+        common: &Common<'_>,
+        polled: &mut Polled,
+    ) -> Result<Vec<Unreadable>, Fault> {
         let read = common.read;
         let (Some(upto), true) = (read.walk_after, read.lap_after.is_some() && read.lap_limit > 0) else {
             polled.lap_ended = true;
-            return Ok(());
+            return Ok(Vec::new());
         };
         let query = self
             .part(LAP, common, read.bytes_max, read.lap_limit)
@@ -210,25 +260,36 @@ impl SqliteStore {
         let part = fetch(session, query).await?;
         polled.lap_ended = part.ended(read.lap_limit);
         polled.lap = part.rows;
-        Ok(())
+        Ok(part.unreadable)
     }
 
-    async fn keys(&self, session: &mut Session, common: &Common<'_>, polled: &mut Polled) -> Result<(), Fault> {
+    async fn keys(
+        &self,
+        session: &mut Session,
+        common: &Common<'_>,
+        polled: &mut Polled,
+    ) -> Result<Vec<Unreadable>, Fault> {
         let read = common.read;
         if read.keys.is_empty() || read.key_limit == 0 {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let keys: Vec<_> = read.keys.iter().map(|key| serde_json::json!([key.key, key.from])).collect();
         let query =
             self.part(KEYS, common, read.bytes_max, read.key_limit).bind(serde_json::Value::Array(keys).to_string());
-        polled.keys = fetch(session, query).await?.rows;
-        Ok(())
+        let part = fetch(session, query).await?;
+        polled.keys = part.rows;
+        Ok(part.unreadable)
     }
 
-    async fn later(&self, session: &mut Session, common: &Common<'_>, polled: &mut Polled) -> Result<(), Fault> {
+    async fn later(
+        &self,
+        session: &mut Session,
+        common: &Common<'_>,
+        polled: &mut Polled,
+    ) -> Result<Vec<Unreadable>, Fault> {
         let read = common.read;
         if read.later_limit == 0 {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let query = self
             .part(LATER, common, read.bytes_max, read.later_limit)
@@ -236,18 +297,25 @@ impl SqliteStore {
             .bind(None::<String>)
             .bind(text_list(&read.omit_topics))
             .bind(text_list(&read.omit_destinations));
-        polled.later = fetch(session, query).await?.rows;
+        let part = fetch(session, query).await?;
+        polled.later = part.rows;
         let next: Option<String> = sqlx::query_scalar(self.sql(NEXT_DUE))
             .bind(session.now.clone())
             .fetch_one(session.connection())
             .await
             .map_err(|error| classify(&error))?;
         polled.next_due_in_us = next.and_then(|at| ticks::parse(&at)).map(|at| at - session.now_us);
-        Ok(())
+        Ok(part.unreadable)
     }
 
     /// One statement each, in the order asked; the bytes of one are taken from those of the next.
-    async fn destinations(&self, session: &mut Session, common: &Common<'_>, polled: &mut Polled) -> Result<(), Fault> {
+    async fn destinations(
+        &self,
+        session: &mut Session,
+        common: &Common<'_>,
+        polled: &mut Polled,
+    ) -> Result<Vec<Unreadable>, Fault> {
+        let mut unreadable = Vec::new();
         let mut left = common.read.bytes_max.max(1);
         for wish in common.read.destinations.iter().filter(|wish| wish.limit > 0) {
             if left == 0 {
@@ -256,8 +324,9 @@ impl SqliteStore {
             let part = fetch(session, self.destination(common, wish, left)).await?;
             left = left.saturating_sub(part.bytes);
             polled.destinations.extend(part.rows);
+            unreadable.extend(part.unreadable);
         }
-        Ok(())
+        Ok(unreadable)
     }
 
     fn destination(&self, common: &Common<'_>, wish: &DestinationRead, bytes_max: u64) -> Bound<'static> {
@@ -273,7 +342,13 @@ async fn fetch(session: &mut Session, query: Bound<'_>) -> Result<Part, Fault> {
     let now_us = session.now_us;
     let rows = query.fetch_all(session.connection()).await.map_err(|error| classify(&error))?;
     let found = rows.first().map_or(Ok(0), |row| row.try_get::<i64, _>(16)).map_err(|error| classify(&error))?;
-    let mut part = Part { rows: Vec::with_capacity(rows.len()), returned: rows.len(), found: found as usize, bytes: 0 };
+    let mut part = Part {
+        rows: Vec::with_capacity(rows.len()),
+        returned: rows.len(),
+        found: found as usize,
+        bytes: 0,
+        unreadable: Vec::new(),
+    };
     for row in rows {
         match decode(&row, now_us) {
             Ok(row) => {
@@ -282,11 +357,12 @@ async fn fetch(session: &mut Session, query: Bound<'_>) -> Result<Part, Fault> {
                 }
                 part.rows.push(row);
             }
-            // Tables of our own have checks that make this impossible; others should not stop at one row.
-            Err(reason) => {
-                let id: Option<String> = row.try_get_unchecked(0).ok();
-                tracing::error!(id, %reason, "an outbox row cannot be read and is left where it is");
-            }
+            // Tables of our own have checks that make nearly all of this impossible; others should not stop at one row.
+            Err(reason) => part.unreadable.push(Unreadable {
+                row: row.try_get(18).map_err(|error| classify(&error))?,
+                id: row.try_get_unchecked(0).unwrap_or_default(),
+                reason,
+            }),
         }
     }
     Ok(part)
@@ -301,7 +377,9 @@ fn decode(row: &SqliteRow, now_us: i64) -> Result<OutboxRow, String> {
     let id = |text: String| text.parse::<Uuid>().map_err(|_| format!("{text:?} is no UUID"));
     let time = |text: String| ticks::parse(&text).ok_or_else(|| format!("{text:?} is no time as of contract 2.3"));
     let number = |column: usize| row.try_get::<i64, _>(column).map_err(|error| error.to_string());
-    let small = |column: usize| row.try_get::<i32, _>(column).map_err(|error| error.to_string());
+    // QueueBox's own columns: what is beyond them can never be compared with, so it cannot be settled.
+    let small =
+        |column: usize| i32::try_from(number(column)?).map_err(|_| format!("column {column} is beyond 32 bits"));
     let scheduled_at = time(needed(12)?)?;
     let size = u64::try_from(number(15)?).unwrap_or(0);
     let payload: Option<Vec<u8>> = row.try_get_unchecked(17).map_err(|error| error.to_string())?;
@@ -317,7 +395,7 @@ fn decode(row: &SqliteRow, now_us: i64) -> Result<OutboxRow, String> {
         aggregate_type: text(7)?,
         trace_parent: text(8)?,
         attempt: small(9)?,
-        max_attempts: small(10)?,
+        max_attempts: clamped(number(10)?),
         crashes: small(11)?,
         scheduled_at,
         due_in_us: scheduled_at - now_us,
@@ -328,6 +406,11 @@ fn decode(row: &SqliteRow, now_us: i64) -> Result<OutboxRow, String> {
             None => Payload::TooLarge(size),
         },
     })
+}
+
+/// A number of an application: SQLite's integers have 64 bits, those of the contract 32.
+pub(crate) fn clamped(number: i64) -> i32 {
+    i32::try_from(number).unwrap_or(if number < 0 { i32::MIN } else { i32::MAX })
 }
 
 fn first(after: Option<Position>) -> i64 {

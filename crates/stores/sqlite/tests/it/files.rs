@@ -16,6 +16,7 @@ use queuebox_core::{
     message::State,
     ports::{
         Admitted, Inbox as _, Ledger as _, Outbox as _, Scope,
+        ledger::{Direction, LedgerFilter},
         outbox::{Child, Expansion, Outcome, Settle},
         schema::{MigrateOptions, Schema as _},
     },
@@ -283,18 +284,48 @@ async fn a_row_that_a_trigger_refuses_is_no_refusal() {
     assert_eq!(answers, [Admitted::Duplicate, Admitted::New(batch[1].id), Admitted::New(batch[2].id)]);
 }
 
-/// In tables without our checks, a row that cannot be read stays where it is and stops nobody.
+/// contract 2.1: an application may write any `max_attempts`, and SQLite's integers have 64 bits.
+#[tokio::test]
+async fn a_huge_max_attempts_is_clamped() {
+    let w = World::<SqliteHarness>::start().await;
+    let fence = w.owner().await;
+    let first = w.insert(Insert::key("k").with("max_attempts", "9223372036854775807")).await;
+    let second = w.insert(Insert::key("k").with("max_attempts", "-2147483649")).await;
+    let walk = w.read(&fence).await.walk;
+    let seen: Vec<_> = walk.iter().map(|row| (row.id, row.max_attempts)).collect();
+    assert_eq!(seen, [(first, i32::MAX), (second, i32::MIN)], "in order");
+    let settle = w.settle_of(&fence, first, Outcome::Sent).await;
+    assert!(w.settle(&fence, &[settle]).await.is_empty());
+    let filter = LedgerFilter { ids: vec![first, second], ..LedgerFilter::default() };
+    let page = w.store.page(Scope::Outbox, &filter, Direction::OldestFirst, None, 10).await.unwrap();
+    assert_eq!(page.iter().map(|row| row.max_attempts).collect::<Vec<_>>(), [Some(i32::MAX), Some(i32::MIN)]);
+}
+
+/// In tables without our checks, a row that cannot be read ends dead, stops nobody, and is not overtaken before.
 #[tokio::test]
 async fn an_unreadable_row_hurts_only_itself() {
     let w = World::<SqliteHarness>::start().await;
     let fence = w.owner().await;
     let mut app = w.h.connect().await;
     run(&mut app, "PRAGMA ignore_check_constraints = ON").await;
-    run(&mut app, "INSERT INTO outbox (topic, payload, created_at) VALUES ('t', '1', 'yesterday')").await;
-    let good = w.insert(Insert::default()).await;
+    run(&mut app, "INSERT INTO outbox (topic, key, payload, created_at) VALUES ('t', 'k', '1', 'yesterday')").await;
+    run(&mut app, "INSERT INTO outbox (topic, key, payload, attempt) VALUES ('t', 'k', '1', 4294967296)").await;
+    let good = w.insert(Insert::key("k")).await;
     let polled = w.read(&fence).await;
     assert_eq!(polled.walk.iter().map(|row| row.id).collect::<Vec<_>>(), [good]);
-    assert!(polled.walk_ended);
+    let dead = w.h.query("SELECT last_error FROM outbox WHERE state = 'dead' ORDER BY row_no").await;
+    let dead: Vec<_> = dead.into_iter().map(|mut row| row.remove(0).unwrap()).collect();
+    assert!(dead[0].starts_with("refused: ") && dead[0].contains("yesterday"), "{dead:?}");
+    assert!(dead[1].starts_with("refused: ") && dead[1].contains("32 bits"), "{dead:?}");
+    // In a call that settles as well.
+    run(&mut app, "INSERT INTO outbox (topic, key, payload, created_at) VALUES ('t', 'k', '1', 'today')").await;
+    let settle = w.settle_of(&fence, good, Outcome::Sent).await;
+    let read = everything();
+    assert!(w.store.poll(&fence, &[settle], Some(&read)).await.unwrap().walk.is_empty());
+    assert_eq!(
+        w.h.query("SELECT CAST(count(*) AS TEXT) FROM outbox WHERE state = 'dead'").await[0][0].as_deref(),
+        Some("3")
+    );
 }
 
 /// Commits are flushed, the log is on, and `doctor` says so.
