@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use queuebox_api::{SecretResolver, checked};
 use queuebox_core::{Fault, ports::Store};
-use queuebox_postgres::{Capture, PostgresConfig, PostgresStore, Target, TlsMode, WakeState};
+use queuebox_postgres::{Capture, PostgresConfig, PostgresStore, RouteTarget, Target, TlsMode, WakeState};
 use queuebox_sql::names::{ColumnMapping, Names, Quote, TableNames, camel_case};
 use queuebox_sqlite::{OnSent, SqliteConfig};
 
@@ -104,6 +104,14 @@ fn table_names(database: &checked::Database) -> TableNames {
     }
 }
 
+fn route_target(route: &checked::Route) -> RouteTarget {
+    let destination = match route.destinations.as_slice() {
+        [only] => Some(only.clone()),
+        _ => None,
+    };
+    RouteTarget { topics: route.topics.clone(), destination }
+}
+
 fn postgres(
     relay: &checked::Relay,
     server: &checked::Server,
@@ -118,6 +126,7 @@ fn postgres(
     config.connect_timeout = relay.database.connect_timeout;
     config.names = table_names(&relay.database);
     config.on_sent_delete = deletes(relay);
+    config.routes = relay.routes.iter().map(route_target).collect();
     config.capture = match (&relay.capture.connection, relay.capture.auto) {
         (_, false) => Capture::Polling,
         (None, true) => Capture::Auto(None),

@@ -67,6 +67,13 @@ impl Consumption {
     }
 }
 
+/// What a store writes into `last_error` of a parent when it is expanded (contract 7.2): so it is known for one, and never moved, when its
+/// children are gone.
+pub const EXPANDED: &str = "expanded: the rows for its destinations have its id in parent_id";
+
+/// How [`EXPANDED`] begins, for statements.
+pub const EXPANDED_PREFIX: &str = "expanded:";
+
 /// Why a row is dead: the word before the colon in `last_error` (contract 3.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeadCode {

@@ -75,6 +75,27 @@ impl Pattern {
         }
     }
 
+    /// The same as a POSIX regular expression, for databases that know them: `**` takes line ends as well.
+    pub fn to_regex(&self) -> String {
+        let mut regex = String::from("^");
+        for part in &self.parts {
+            match part {
+                Part::Segment => regex.push_str("[^.]+"),
+                Part::Any => regex.push_str(".+"),
+                Part::Literal(literal) => {
+                    for character in literal.chars() {
+                        if character.is_ascii() && !character.is_ascii_alphanumeric() {
+                            regex.push('\\');
+                        }
+                        regex.push(character);
+                    }
+                }
+            }
+        }
+        regex.push('$');
+        regex
+    }
+
     /// The pattern as written.
     pub fn as_str(&self) -> &str {
         &self.text
@@ -180,6 +201,12 @@ mod tests {
         assert_eq!(Pattern::parse("***"), Err(PatternError::ThreeStars));
         assert_eq!(Pattern::parse("a.***.b"), Err(PatternError::ThreeStars));
         assert_eq!(Pattern::parse(""), Err(PatternError::Empty));
+    }
+
+    #[test]
+    fn as_a_regular_expression() {
+        assert_eq!(pattern("order.*").to_regex(), r"^order\.[^.]+$");
+        assert_eq!(pattern("a-{b}**ä").to_regex(), r"^a\-\{b\}.+ä$");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
 use queuebox_api::checked::Route;
 use queuebox_core::{
     Fault, Uuid,
-    message::{DeadCode, State},
+    message::{DeadCode, EXPANDED_PREFIX, State},
     ports::{
         Ledger, Scope,
         ledger::{Direction, LedgerCursor, LedgerFilter, LedgerRow},
@@ -265,6 +265,9 @@ impl<'a> Walk<'a> {
     async fn is_expanded(&self, row: &LedgerRow) -> Result<bool, Fault> {
         if self.table == Scope::Inbox || !may_be_parent(row) {
             return Ok(false);
+        }
+        if row.last_error.as_deref().is_some_and(|error| error.starts_with(EXPANDED_PREFIX)) {
+            return Ok(true);
         }
         let filter = LedgerFilter { parent_id: Some(row.id), ..LedgerFilter::default() };
         Ok(!self.ledger.page(self.table, &filter, Direction::OldestFirst, None, 1).await?.is_empty())

@@ -2,7 +2,7 @@
 
 use queuebox_core::{
     Uuid,
-    message::{Consumption, NewInboxRow, State},
+    message::{Consumption, EXPANDED, NewInboxRow, State},
     ports::{
         Admitted, Scope,
         ledger::{Direction, LedgerFilter, LedgerRow},
@@ -230,6 +230,12 @@ pub async fn requeue_spares_expanded_parents<H: StoreHarness>() {
     let moved = w.store.requeue(Scope::Outbox, &[parent, child.id], &[State::Sent]).await.unwrap();
     assert_eq!(moved, [child.id]);
     assert_eq!(w.row(parent).await.state, State::Sent);
+    // Its children are gone, by retention or by hand.
+    let (outbox, own) = (w.h.table("outbox"), w.h.column("outbox", "id"));
+    w.h.execute(&format!("DELETE FROM {outbox} WHERE {own} = '{}'", child.id)).await;
+    assert!(w.store.requeue(Scope::Outbox, &[parent], &[State::Sent, State::Dead]).await.unwrap().is_empty());
+    let row = w.row(parent).await;
+    assert_eq!((row.state, row.last_error.as_deref()), (State::Sent, Some(EXPANDED)));
 }
 
 /// conformance 117: finished inbox rows of both kinds are pending again.

@@ -106,6 +106,7 @@ macro_rules! store_tests {
             a_migrated_database_passes_the_check
             tables_without_history_need_a_baseline
             a_baseline_is_recorded_once
+            a_baseline_needs_its_tables
             a_changed_migration_is_an_error
             a_database_of_a_later_release
             a_missing_column_is_named
@@ -175,6 +176,7 @@ macro_rules! store_tests {
             a_thousand_settles_in_one_call
             sent_rows_can_be_deleted
             a_deleted_parent_waits_for_its_children
+            a_deleted_parent_goes_with_a_dead_child
             rows_are_marked_under_their_stamp
             abandoned_rows_are_recovered
             crashing_rows_end_dead

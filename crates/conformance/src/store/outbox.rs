@@ -5,7 +5,10 @@ use std::collections::HashSet;
 use queuebox_core::{
     LaneSet, Uuid,
     message::{OutboxRow, Payload, Position, Stamp, State},
-    ports::outbox::{Child, DestinationRead, Expansion, KeyRead, Outcome, Read, Settle},
+    ports::{
+        Scope,
+        outbox::{Child, DestinationRead, Expansion, KeyRead, Outcome, Read, Settle},
+    },
 };
 
 use super::{
@@ -666,6 +669,46 @@ pub async fn a_deleted_parent_waits_for_its_children<H: StoreHarness>() {
     expand(&w, &fence, parent, &["a", "b", "c"]).await;
     let settles: Vec<_> = w.read(&fence).await.walk.iter().map(|row| settle(row, Outcome::Sent)).collect();
     assert!(w.settle(&fence, &settles).await.is_empty());
+    assert_eq!(w.count("outbox").await, 0);
+}
+
+/// With `onSent: Delete` only dead rows and parents with open children stay (contract 13.4), whatever ended the last open child.
+pub async fn a_deleted_parent_goes_with_a_dead_child<H: StoreHarness>() {
+    let w = World::<H>::start_with(Setup { on_sent_delete: true, ..Setup::default() }).await;
+    let fence = w.owner().await;
+    let dead = || Outcome::Dead { error: "attempts: no".to_owned(), counted: true };
+    // One dies while the other is open, the other one last.
+    let parent = w.insert(Insert::key("k")).await;
+    let children = expand(&w, &fence, parent, &["a", "b"]).await;
+    let first = w.settle_of(&fence, children[0], dead()).await;
+    assert!(w.settle(&fence, &[first]).await.is_empty());
+    assert!(w.find(parent).await.is_some(), "a child is open");
+    let last = w.settle_of(&fence, children[1], dead()).await;
+    assert!(w.settle(&fence, &[last]).await.is_empty());
+    assert!(w.find(parent).await.is_none());
+    assert_eq!(w.store.discard(Scope::Outbox, &children).await.unwrap().len(), 2);
+    assert_eq!(w.count("outbox").await, 0);
+    // One is sent and one dies in the same call.
+    let parent = w.insert(Insert::key("k")).await;
+    let children = expand(&w, &fence, parent, &["a", "b"]).await;
+    let settles =
+        [w.settle_of(&fence, children[0], Outcome::Sent).await, w.settle_of(&fence, children[1], dead()).await];
+    assert!(w.settle(&fence, &settles).await.is_empty());
+    assert_eq!((w.count("outbox").await, w.row(children[1]).await.state), (1, State::Dead));
+    w.store.discard(Scope::Outbox, &children).await.unwrap();
+    // The last one is buried for its crashes.
+    let parent = w.insert(Insert::key("k")).await;
+    let child = expand(&w, &fence, parent, &["a"]).await[0];
+    let over = w.h.now_plus(-1_000_000);
+    w.edit("outbox", child, &[("state", "'processing'"), ("lease_expires_at", &over)]).await;
+    assert_eq!(w.store.recover(&fence, w.all_lanes(), 1).await.unwrap().dead.len(), 1);
+    assert_eq!((w.find(parent).await.is_none(), w.row(child).await.state), (true, State::Dead));
+    w.store.discard(Scope::Outbox, &[child]).await.unwrap();
+    // What an earlier release left behind goes with the last dead child.
+    let parent = w.insert(Insert::key("k")).await;
+    let child = expand(&w, &fence, parent, &["a"]).await[0];
+    w.edit("outbox", child, &[("state", "'dead'")]).await;
+    assert_eq!(w.store.discard(Scope::Outbox, &[child]).await.unwrap(), [child]);
     assert_eq!(w.count("outbox").await, 0);
 }
 

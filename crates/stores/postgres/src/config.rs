@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use queuebox_core::{Secret, SecretError};
+use queuebox_core::{Secret, SecretError, pattern::Pattern};
 use queuebox_sql::TableNames;
 
 /// `tls.mode` (contract 13.4).
@@ -96,6 +96,18 @@ pub struct PostgresConfig {
     pub capture: Capture,
     /// A pooler in the way.
     pub pooler: Pooler,
+    /// Where topics go, first match first. Needed only where rows are claimed (below schema version 14): there the statement that
+    /// claims must know for which destination's rows a plain one waits (contract 4.3).
+    pub routes: Vec<RouteTarget>,
+}
+
+/// A route, as far as a claim has to know it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RouteTarget {
+    /// Any of these.
+    pub topics: Vec<Pattern>,
+    /// Its only destination; `None` = several, so that its rows are expanded.
+    pub destination: Option<String>,
 }
 
 impl PostgresConfig {
@@ -111,6 +123,7 @@ impl PostgresConfig {
             on_sent_delete: false,
             capture: Capture::Auto(None),
             pooler: Pooler::Auto,
+            routes: Vec::new(),
         }
     }
 

@@ -52,6 +52,7 @@ impl Features {
             (self.inbox_crashes, "inbox_crashes"),
             (self.inbox_trace, "inbox_trace"),
             (self.topics, "topics"),
+            (self.on_sent_delete && self.fan_out, "delete_parents"),
         ]
         .into_iter()
         .filter_map(|(on, word)| on.then_some(word))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use queuebox_core::{
     Fault, Uuid,
-    message::{Consumption, State},
+    message::{Consumption, EXPANDED_PREFIX, State},
     ports::{
         Ledger, Scope,
         ledger::{Direction, LedgerCursor, LedgerEntry, LedgerFilter, LedgerRow, Pruned},
@@ -77,6 +77,7 @@ const OUTBOX_REQUEUE: &str = "
 WITH locked AS MATERIALIZED (
     SELECT o.{o.id} AS id FROM {outbox} o
      WHERE o.{o.id} = ANY ($1::uuid[]) AND o.{o.state} = ANY ($2::text[]) AND o.{o.state} IN ('sent', 'dead')
+       AND NOT (o.{o.state} = 'sent' AND starts_with(coalesce(o.{o.last_error}, ''), $3::text))
        AND NOT EXISTS (SELECT FROM {outbox} c WHERE c.{o.parent_id} = o.{o.id}) --if fan_out
      ORDER BY o.{o.sequence}, o.{o.id} FOR UPDATE
 )
@@ -103,7 +104,15 @@ UPDATE {inbox} i
 RETURNING i.{i.id}";
 
 const OUTBOX_DISCARD: &str = "
-DELETE FROM {outbox} o WHERE o.{o.id} = ANY ($1::uuid[]) AND o.{o.state} = 'dead' RETURNING o.{o.id}";
+WITH gone AS (
+    DELETE FROM {outbox} o WHERE o.{o.id} = ANY ($1::uuid[]) AND o.{o.state} = 'dead'
+    RETURNING o.{o.id} AS id
+    , o.{o.parent_id} AS parent_id --if delete_parents
+), parents AS ( --if delete_parents
+    DELETE FROM {outbox} p WHERE p.{o.id} IN (SELECT parent_id FROM gone) AND p.{o.state} = 'sent' --if delete_parents
+       AND NOT EXISTS (SELECT FROM {outbox} c WHERE c.{o.parent_id} = p.{o.id} AND c.{o.state} IN ('pending', 'processing')) --if delete_parents
+)
+SELECT id FROM gone";
 
 const INBOX_DISCARD: &str = "
 DELETE FROM {inbox} i WHERE i.{i.id} = ANY ($1::uuid[]) AND i.{i.state} = 'dead' RETURNING i.{i.id}";
@@ -227,7 +236,9 @@ impl Ledger for PostgresStore {
     async fn requeue(&self, table: Scope, ids: &[Uuid], states: &[State]) -> Result<Vec<Uuid>, Fault> {
         let sql = self.sql(if table == Scope::Outbox { OUTBOX_REQUEUE } else { INBOX_REQUEUE });
         let states: Vec<&str> = states.iter().map(|state| state.as_str()).collect();
-        Ok(self.ids(&sql, Args::new().bind(ids).bind(states)).await?)
+        let args = Args::new().bind(ids).bind(states);
+        let args = if table == Scope::Outbox { args.bind(EXPANDED_PREFIX) } else { args };
+        Ok(self.ids(&sql, args).await?)
     }
 
     async fn discard(&self, table: Scope, ids: &[Uuid]) -> Result<Vec<Uuid>, Fault> {

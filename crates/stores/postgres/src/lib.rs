@@ -32,7 +32,7 @@ use std::{
 use queuebox_core::Fault;
 use queuebox_sql::{Names, Quote};
 
-pub use config::{Capture, Pooler, PostgresConfig, Target, Tls, TlsMode, UrlError};
+pub use config::{Capture, Pooler, PostgresConfig, RouteTarget, Target, Tls, TlsMode, UrlError};
 pub use error::{Error, classify};
 pub use lanes::LANE_HASH;
 pub use schema::CATALOG;
@@ -48,6 +48,8 @@ pub struct PostgresStore {
     features: RwLock<Features>,
     /// Rendered statements by template and variant.
     statements: Mutex<HashMap<(usize, u32), Arc<str>>>,
+    /// See [`outbox::target`].
+    target: String,
     passes: queuebox_sql::Passes<retention::Pass>,
     floor: Mutex<floor::Floor>,
     wake: Wake,
@@ -63,6 +65,7 @@ impl PostgresStore {
             db: Db::new(config.clone()),
             features: RwLock::new(Features::newest(config.on_sent_delete)),
             statements: Mutex::new(HashMap::new()),
+            target: outbox::target(&config.routes),
             passes: queuebox_sql::Passes::default(),
             floor: Mutex::new(floor::Floor::default()),
             wake: Wake::new(),
@@ -123,6 +126,7 @@ impl PostgresStore {
     fn render(&self, template: &str, features: &Features, words: &[&str]) -> String {
         let (outbox_lane, inbox_lane) = features.lane_expressions();
         let template = template.replace("{o.lane}", outbox_lane).replace("{i.lane}", inbox_lane);
+        let template = template.replace("{o.target}", &self.target);
         self.names.render(&template, words)
     }
 

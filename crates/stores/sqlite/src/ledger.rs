@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use queuebox_core::{
     Fault, Uuid,
-    message::State,
+    message::{EXPANDED_PREFIX, State},
     ports::{
         Ledger, Scope,
         ledger::{Direction, LedgerCursor, LedgerEntry, LedgerFilter, LedgerRow, Pruned},
@@ -16,7 +16,14 @@ use sqlx::{
     sqlite::{SqliteArguments, SqliteRow},
 };
 
-use crate::{SqliteStore, classify, inbox::consumption, outbox::ids, read::text_list, session::Session, ticks};
+use crate::{
+    SqliteStore, classify,
+    inbox::consumption,
+    outbox::ids,
+    read::{clamped, text_list},
+    session::Session,
+    ticks,
+};
 
 /// Columns of a row of the outbox and of the inbox, in one order; `t` is the table.
 const OUTBOX_ROW: &str =
@@ -28,12 +35,13 @@ const INBOX_ROW: &str = "t.{i.id}, t.{i.state}, t.{i.topic}, t.{i.aggregate_id},
   NULL, t.{i.source}, t.{i.idempotency_key}, t.{i.event_type}, t.{i.consumption}, t.{i.attempt}, t.{i.crashes},
   t.{i.last_error}, t.{i.created_at}, t.{i.scheduled_at}, t.{i.processed_at}";
 
-/// `?2` ids, `?3` states, `?1` now. An expanded parent is never moved: its id stands for its children.
+/// `?2` ids, `?3` states, `?1` now. An expanded parent (`?4`) is never moved: its id stands for its children.
 const REQUEUE_OUTBOX: &str = "
 UPDATE {outbox} SET {o.state} = 'pending', {o.attempt} = 0, {o.crashes} = 0, {o.scheduled_at} = ?1, {o.updated_at} = ?1,
        {o.last_error} = NULL, {o.claimed_at} = NULL, {o.claim_token} = NULL, {o.lease_expires_at} = NULL
  WHERE {o.id} IN (SELECT value FROM json_each(?2)) AND {o.state} IN (SELECT value FROM json_each(?3))
    AND {o.state} NOT IN ('pending', 'processing')
+   AND NOT ({o.state} = 'sent' AND coalesce({o.last_error}, '') GLOB ?4)
    AND NOT EXISTS (SELECT 1 FROM {outbox} AS c WHERE c.{o.parent_id} = {outbox}.{o.id})
 RETURNING {o.id}";
 
@@ -236,14 +244,20 @@ impl Ledger for SqliteStore {
         let session = self.write(None).await?;
         let sql = if table == Scope::Outbox { REQUEUE_OUTBOX } else { REQUEUE_INBOX };
         let states: Vec<String> = states.iter().map(|state| state.as_str().to_owned()).collect();
-        let query = sqlx::query(self.sql(sql)).bind(session.now.clone()).bind(ids(rows)).bind(text_list(&states));
+        let mut query = sqlx::query(self.sql(sql)).bind(session.now.clone()).bind(ids(rows)).bind(text_list(&states));
+        if table == Scope::Outbox {
+            query = query.bind(format!("{EXPANDED_PREFIX}*"));
+        }
         let moved = self.returned_ids(query, session).await?;
         self.inner.wake.notify();
         Ok(moved)
     }
 
     async fn discard(&self, table: Scope, rows: &[Uuid]) -> Result<Vec<Uuid>, Fault> {
-        let session = self.write(None).await?;
+        let mut session = self.write(None).await?;
+        if table == Scope::Outbox {
+            self.end_parents(&mut session, rows).await?;
+        }
         let sql = if table == Scope::Outbox { DISCARD_OUTBOX } else { DISCARD_INBOX };
         let query = sqlx::query(self.sql(sql)).bind(ids(rows));
         self.returned_ids(query, session).await
@@ -277,13 +291,13 @@ fn ledger_row(row: &SqliteRow) -> Result<LedgerRow, sqlx::Error> {
         destination: row.try_get(4)?,
         parent_id: id(5)?,
         sequence: row.try_get(6)?,
-        max_attempts: row.try_get(7)?,
+        max_attempts: row.try_get::<Option<i64>, _>(7)?.map(clamped),
         source: row.try_get(8)?,
         idempotency_key: row.try_get(9)?,
         event_type: row.try_get(10)?,
         consumption: row.try_get::<Option<String>, _>(11)?.map(consumption),
-        attempt: row.try_get(12)?,
-        crashes: row.try_get(13)?,
+        attempt: clamped(row.try_get(12)?),
+        crashes: clamped(row.try_get(13)?),
         last_error: row.try_get(14)?,
         created_at_us,
         scheduled_at_us: time(16)?.unwrap_or_default(),

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use queuebox_core::{
     Fault, LaneSet, Uuid,
-    message::{Position, Stamp},
+    message::{EXPANDED, Position, Stamp},
     ports::{
         Fence, Outbox,
         outbox::{Buried, Expansion, OutboxBacklog, Outcome, Polled, Read, Recovered, Settle},
@@ -39,6 +39,14 @@ pub(crate) const SENT: &str = concat!(
     ") RETURNING {o.id}"
 );
 
+pub(crate) const EXPANDED_PARENT: &str = concat!(
+    "UPDATE {outbox} SET {o.state} = 'sent', {o.crashes} = 0, {o.last_error} = ?4, ",
+    unclaimed!(),
+    " WHERE rowid IN (SELECT r.rowid FROM ",
+    as_read!(),
+    ") RETURNING {o.id}"
+);
+
 pub(crate) const SENT_AND_DELETED: &str = concat!(
     "DELETE FROM {outbox} WHERE rowid IN (SELECT r.rowid FROM ",
     as_read!(),
@@ -51,6 +59,11 @@ DELETE FROM {outbox} AS p
  WHERE p.{o.id} IN (SELECT value FROM json_each(?1)) AND p.{o.state} = 'sent'
    AND NOT EXISTS (SELECT 1 FROM {outbox} AS c
                     WHERE c.{o.parent_id} = p.{o.id} AND c.{o.state} IN ('pending', 'processing'))";
+
+/// The same for children that are dead: only they and parents with open children stay.
+pub(crate) const PARENTS_OF_THE_DEAD: &str = "
+SELECT DISTINCT {o.parent_id} FROM {outbox}
+ WHERE {o.id} IN (SELECT value FROM json_each(?1)) AND {o.state} = 'dead' AND {o.parent_id} IS NOT NULL";
 
 pub(crate) const RELEASE: &str = concat!(
     "UPDATE {outbox} SET {o.state} = 'pending', ",
@@ -202,19 +215,40 @@ impl SqliteStore {
             done.extend(self.change(session, fence, SENT, batches.sent, None).await?);
         }
         done.extend(self.change(session, fence, RETRY, batches.retry, None).await?);
-        done.extend(self.change(session, fence, DEAD, batches.dead, None).await?);
+        let dead = self.change(session, fence, DEAD, batches.dead, None).await?;
+        self.end_parents(session, &dead).await?;
+        done.extend(dead);
         done.extend(self.change(session, fence, RELEASE, batches.release, None).await?);
         Ok(settles.iter().map(|settle| settle.position.id).filter(|id| !done.contains(id)).collect())
     }
 
-    /// Runs one of the statements over `as_read!`; returns the ids that changed.
+    /// With `onSent: Delete`: deletes parents of these dead rows that have no open child.
+    pub(crate) async fn end_parents(&self, session: &mut Session, dead: &[Uuid]) -> Result<(), Fault> {
+        if dead.is_empty() || self.inner.config.on_sent != OnSent::Delete {
+            return Ok(());
+        }
+        let run = async {
+            let parents: Vec<String> = sqlx::query_scalar(self.sql(PARENTS_OF_THE_DEAD))
+                .bind(ids(dead))
+                .fetch_all(session.connection())
+                .await?;
+            if !parents.is_empty() {
+                let parents = Value::from(parents).to_string();
+                sqlx::query(self.sql(CHILDLESS)).bind(parents).execute(session.connection()).await?;
+            }
+            Ok(())
+        };
+        run.await.map_err(|error: sqlx::Error| classify(&error))
+    }
+
+    /// Runs one of the statements over `as_read!`; returns the ids that changed. `more` is the fourth parameter of those that have it.
     async fn change(
         &self,
         session: &mut Session,
         fence: &Fence,
         sql: &'static str,
         rows: Vec<Value>,
-        lease: Option<String>,
+        more: Option<String>,
     ) -> Result<Vec<Uuid>, Fault> {
         if rows.is_empty() {
             return Ok(Vec::new());
@@ -223,8 +257,8 @@ impl SqliteStore {
             .bind(Value::Array(rows).to_string())
             .bind(fence.token.to_string())
             .bind(session.now.clone());
-        if let Some(lease) = lease {
-            query = query.bind(lease);
+        if let Some(more) = more {
+            query = query.bind(more);
         }
         let ids: Vec<String> = query.fetch_all(session.connection()).await.map_err(|error| classify(&error))?;
         Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
@@ -275,7 +309,7 @@ impl SqliteStore {
             .await
             .map_err(|error| classify(&error))?;
         // Always marked, never deleted: an open child needs its parent (contract 13.4, onSent).
-        self.change(session, fence, SENT, rows, None).await
+        self.change(session, fence, EXPANDED_PARENT, rows, Some(EXPANDED.to_owned())).await
     }
 
     /// Ended, and not ended, of others.
@@ -326,7 +360,14 @@ impl Outbox for SqliteStore {
         };
         if let Some(read) = read {
             let settled = settles.iter().map(|settle| settle.position.id);
-            self.parts(&mut session, read, settled, &mut polled).await?;
+            let unreadable = self.parts(&mut session, read, settled, &mut polled).await?;
+            if !unreadable.is_empty() {
+                if settles.is_empty() {
+                    session.commit().await?;
+                    session = self.write(Some(fence)).await?;
+                }
+                self.bury_unreadable(&mut session, &unreadable).await?;
+            }
         }
         session.commit().await?;
         Ok(polled)
@@ -361,6 +402,12 @@ impl Outbox for SqliteStore {
             .fetch_all(session.connection())
             .await
             .map_err(|error| classify(&error))?;
+        let buried_ids: Vec<Uuid> = rows
+            .iter()
+            .filter(|row| row.try_get::<&str, _>(0).is_ok_and(|state| state == "dead"))
+            .filter_map(|row| row.try_get::<&str, _>(1).ok()?.parse().ok())
+            .collect();
+        self.end_parents(&mut session, &buried_ids).await?;
         // What the bound left for the next call holds its keys like what has not ended.
         let left = self.abandoned(&mut session, fence).await?;
         session.commit().await?;

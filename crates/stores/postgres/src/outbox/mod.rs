@@ -5,7 +5,7 @@ mod poll;
 use async_trait::async_trait;
 use queuebox_core::{
     Fault, LaneSet, Uuid,
-    message::{DeadCode, Position, Stamp},
+    message::{DeadCode, EXPANDED, Position, Stamp},
     ports::{
         Fence, Outbox,
         outbox::{Buried, Expansion, OutboxBacklog, Polled, Read, Recovered, Settle},
@@ -15,7 +15,7 @@ use sqlx::postgres::PgRow;
 
 use crate::{PostgresStore, cells::Cells, db::Args, error::Error, values::Ticks};
 
-pub(crate) use poll::{CONDITION, FENCE, HEADS};
+pub(crate) use poll::{CONDITION, FENCE, HEADS, target};
 
 /// At most so many rows are recovered in one call.
 const RECOVER_MAX: i64 = 2_000;
@@ -70,8 +70,14 @@ const RECOVER: &str = "
        AND (o.{o.lease_expires_at} IS NULL OR o.{o.lease_expires_at} <= clock_timestamp())
     RETURNING o.{o.id} AS id, o.{o.state} AS state, o.{o.topic} AS topic, nullif(o.{o.key}, '') AS key, o.{o.attempt} AS attempt,
               o.{o.created_at} AS created_at,
+              o.{o.parent_id} AS parent_id, --if fan_out
               o.{o.destination} AS destination --if fan_out
               NULL::text AS destination --unless fan_out
+), parents AS ( --if delete_parents
+    DELETE FROM {outbox} p --if delete_parents
+     WHERE p.{o.id} IN (SELECT parent_id FROM recovered WHERE state = 'dead') AND p.{o.state} = 'sent' --if delete_parents
+       AND NOT EXISTS (SELECT FROM {outbox} c WHERE c.{o.parent_id} = p.{o.id} AND c.{o.state} IN ('pending', 'processing') --if delete_parents
+                        AND c.{o.id} NOT IN (SELECT id FROM recovered WHERE state = 'dead')) --if delete_parents
 ), waiting AS (
     SELECT count(*) AS rows, coalesce(bit_or(1::bigint << {o.lane}), 0) AS lanes
       FROM {outbox} o
@@ -86,7 +92,7 @@ SELECT (SELECT count(*) FROM recovered WHERE state = 'pending'), (SELECT rows FR
 const EXPAND: &str = "
 @FENCE@, parent AS (
     UPDATE {outbox} o
-       SET {o.state} = 'sent', {o.updated_at} = clock_timestamp(),
+       SET {o.state} = 'sent', {o.updated_at} = clock_timestamp(), {o.last_error} = $10::text,
            {o.crashes} = 0, --if crashes
            {o.claimed_at} = NULL, {o.claim_token} = NULL, {o.lease_expires_at} = NULL
       FROM unnest($3::uuid[], $4::boolean[], $5::integer[], $6::timestamptz[]) AS s(id, marked, attempt, scheduled_at)
@@ -230,7 +236,8 @@ impl PostgresStore {
             .bind(parents.iter().map(|expansion| Ticks(expansion.stamp.scheduled_at)).collect::<Vec<_>>())
             .bind(children.iter().map(|(parent, _)| *parent).collect::<Vec<_>>())
             .bind(children.iter().map(|(_, child)| child.id).collect::<Vec<_>>())
-            .bind(children.iter().map(|(_, child)| child.destination.as_str()).collect::<Vec<_>>());
+            .bind(children.iter().map(|(_, child)| child.destination.as_str()).collect::<Vec<_>>())
+            .bind(EXPANDED);
         let done = fenced_ids(&self.db.rows(&self.fenced("expand", EXPAND), args).await?)?;
         Ok(parents.iter().map(|expansion| expansion.parent.id).filter(|id| !done.contains(id)).collect())
     }

@@ -11,7 +11,7 @@
 //! What was measured or rejected is said in the SQL comments. A data-modifying statement reads with the snapshot from before its
 //! own writes, so rows settled in the call would still look pending: they are put into the exclusion list.
 
-use std::sync::Arc;
+use std::{fmt::Write as _, sync::Arc};
 
 use bytes::Bytes;
 use queuebox_core::{
@@ -27,6 +27,7 @@ use sqlx::postgres::PgRow;
 use crate::{
     PostgresStore,
     cells::Cells,
+    config::RouteTarget,
     db::Args,
     error::Error,
     features::Features,
@@ -52,7 +53,9 @@ fence AS MATERIALIZED (
        FOR KEY SHARE OF w --if locks
     SELECT NULL::timestamptz AS lease --unless lanes
 ), busy AS MATERIALIZED ( --unless lanes
-    SELECT b.{o.key} AS key FROM {outbox} b WHERE b.{o.state} = 'processing' AND b.{o.key} <> '' --unless lanes
+    SELECT b.{o.key} AS key --unless lanes
+           , b.{o.destination} AS destination --if fan_out --unless lanes
+      FROM {outbox} b WHERE b.{o.state} = 'processing' AND b.{o.key} <> '' --unless lanes
 ), clock AS MATERIALIZED (SELECT clock_timestamp() AS now)";
 
 /// Rows are found through the primary key: an index on (sequence) where pending would be smaller, but a settle with `marked` needs
@@ -78,13 +81,15 @@ sent AS (
     , o.{o.parent_id} AS parent_id --if delete_parents
 )";
 
-/// With `onSent: Delete` a parent goes with the last of its open children.
+/// With `onSent: Delete` a parent goes with the last of its open children, be that sent or dead.
 const PARENTS: &str = ",
-parents AS (
+ended AS (
+    @ENDED@
+), parents AS (
     DELETE FROM {outbox} p
-     WHERE p.{o.id} IN (SELECT parent_id FROM sent WHERE parent_id IS NOT NULL) AND p.{o.state} = 'sent'
+     WHERE p.{o.id} IN (SELECT parent_id FROM ended) AND p.{o.state} = 'sent'
        AND NOT EXISTS (SELECT FROM {outbox} c WHERE c.{o.parent_id} = p.{o.id} AND c.{o.state} IN ('pending', 'processing')
-                        AND c.{o.id} NOT IN (SELECT id FROM sent))
+                        AND c.{o.id} NOT IN (SELECT id FROM ended))
 )";
 
 const FAILED: &str = ",
@@ -102,6 +107,7 @@ failed AS (
                   $15::text[]) AS s(id, marked, attempt, scheduled_at, kind, counted, delay_us, error)
      WHERE EXISTS (SELECT FROM fence)@CONDITION@
     RETURNING o.{o.id} AS id
+    , CASE WHEN o.{o.state} = 'dead' THEN o.{o.parent_id} END AS parent_id --if delete_parents
 )";
 
 /// What every part reads of a row.
@@ -125,11 +131,49 @@ const MINE: &str = "o.{o.state} = 'pending' AND EXISTS (SELECT FROM fence)
 /// Without lanes several workers read the same rows, so only the head of each key may be seen and claimed (contract 5.2.4), and none
 /// while a row of the key is claimed: one that was replayed is the head again while a later one is under way. The few rows that are claimed
 /// are found through their own index, once per statement; asked key by key, a hot key would be walked from end to end.
+///
+/// With fan-out the unit is (destination, key): a child waits for rows of its destination and for those without one, a plain row for those
+/// without one and for children of the destination that it is routed to (contract 4.3).
 pub(crate) const HEADS: &str = "
        AND NOT EXISTS (SELECT FROM {outbox} e --unless lanes
                         WHERE e.{o.key} = o.{o.key} AND e.{o.key} <> '' AND e.{o.state} IN ('pending', 'processing') --unless lanes
+                          AND (e.{o.destination} IS NULL OR e.{o.destination} = coalesce(o.{o.destination}, {o.target})) --if fan_out --unless lanes
                           AND (e.{o.sequence}, e.{o.id}) < (o.{o.sequence}, o.{o.id})) --unless lanes
-       AND coalesce(o.{o.key}, '') NOT IN (SELECT key FROM busy) --unless lanes";
+       AND coalesce(o.{o.key}, '') NOT IN (SELECT key FROM busy WHERE destination IS NULL) --if fan_out --unless lanes
+       AND (coalesce(o.{o.key}, ''), coalesce(o.{o.destination}, {o.target}, '')) --if fan_out --unless lanes
+           NOT IN (SELECT key, destination FROM busy WHERE destination IS NOT NULL) --if fan_out --unless lanes
+       AND coalesce(o.{o.key}, '') NOT IN (SELECT key FROM busy) --unless fan_out --unless lanes";
+
+/// The destination of the route that a topic takes, as an expression; NULL where there are several or none. Values are written so that
+/// neither a template nor the server can take a part of them for something else.
+pub(crate) fn target(routes: &[RouteTarget]) -> String {
+    if routes.is_empty() {
+        return "NULL::text".to_owned();
+    }
+    let mut sql = String::from("CASE");
+    for route in routes {
+        let any: Vec<String> = route
+            .topics
+            .iter()
+            .map(|topic| format!("o.{{o.topic}} COLLATE \"C\" ~ {}", literal(&topic.to_regex())))
+            .collect();
+        let destination = route.destination.as_deref().map_or_else(|| "NULL".to_owned(), literal);
+        let _ = write!(sql, " WHEN {} THEN {destination}", any.join(" OR "));
+    }
+    sql + " END"
+}
+
+fn literal(text: &str) -> String {
+    let mut sql = String::from("E'");
+    for character in text.chars() {
+        if character.is_ascii_alphanumeric() {
+            sql.push(character);
+        } else {
+            let _ = write!(sql, "\\U{:08X}", u32::from(character));
+        }
+    }
+    sql + "'::text"
+}
 
 /// Through `idx_outbox_pending`. The first condition on `sequence` is for the index, the second for rows that share it.
 const WALK: &str = ",
@@ -333,12 +377,15 @@ impl Shape {
         let mut sql = FENCE.to_owned();
         if self.sent {
             sql.push_str(SENT);
-            if delete_parents {
-                sql.push_str(PARENTS);
-            }
         }
         if self.failed {
             sql.push_str(FAILED);
+        }
+        if delete_parents && (self.sent || self.failed) {
+            let ended = [(self.sent, "sent"), (self.failed, "failed")].into_iter().filter_map(|(on, part)| {
+                on.then(|| format!("SELECT s.id, s.parent_id FROM {part} s WHERE s.parent_id IS NOT NULL"))
+            });
+            sql.push_str(&PARENTS.replace("@ENDED@", &ended.collect::<Vec<_>>().join(" UNION ALL ")));
         }
         let (mut rows, mut cut) = (String::new(), Vec::new());
         if self.lap {
@@ -558,9 +605,6 @@ impl PostgresStore {
             }
             if deletes {
                 words.push("delete");
-                if features.fan_out {
-                    words.push("delete_parents");
-                }
             } else if features.crashes {
                 words.push("sent_crashes");
             }

@@ -3,6 +3,7 @@
 use queuebox_core::{
     Class, LaneSet, Uuid,
     message::{Forward, NewInboxRow, Stamp},
+    pattern::Pattern,
     ports::{
         Inbox, Lanes, Outbox, Scope,
         inbox::Admitted,
@@ -10,7 +11,7 @@ use queuebox_core::{
         schema::{MigrateOptions, Schema},
     },
 };
-use queuebox_postgres::CATALOG;
+use queuebox_postgres::{CATALOG, PostgresConfig, PostgresStore, RouteTarget};
 use queuebox_sql::{Migration, Names, Quote};
 use sqlx::{AssertSqlSafe, Executor, PgConnection};
 
@@ -155,12 +156,15 @@ async fn version_11_recovers_forwards_and_refuses_fan_out() {
         topic: "t".into(),
         headers: "{}".into(),
     };
+    let waits = store.forward(&worker, &[forward(&two)], 5).await.unwrap();
     assert_eq!(
-        store.forward(&worker, &[forward(&two)], 5).await.unwrap().lost,
-        [two.id],
-        "the earlier row of its aggregate waits"
+        (waits.held, waits.lost),
+        (vec![two.id], vec![]),
+        "behind the earlier row of its aggregate; nobody took it"
     );
+    assert!(!store.counts_refusals());
     assert!(store.forward(&worker, &[forward(&one), forward(&two)], 5).await.unwrap().lost.is_empty());
+    assert_eq!(store.forward(&worker, &[forward(&two)], 5).await.unwrap().lost, [two.id], "it is gone");
     assert!(store.set_aside(&worker, two.id, Some("forward: no"), 0).await.is_ok_and(|moved| !moved));
     assert_eq!(store.outbox_backlog(10).await.unwrap().pending, 3);
     assert!(store.inbox_backlog(10).await.unwrap().iter().all(|source| source.pending == 0));
@@ -193,6 +197,69 @@ async fn below_version_14_rows_are_settled_and_expanded_without_a_claim() {
     assert_eq!(store.expand(&fence(), &[expansion]).await.unwrap(), [parent], "once");
     let children = format!("SELECT count(*)::text FROM outbox WHERE parent_id = '{parent}' AND state = 'pending'");
     assert_eq!(h.one(&children).await, "2");
+}
+
+/// contract 4.3 where rows are claimed: a failing destination does not hold the key at the others.
+#[tokio::test]
+async fn below_version_14_the_unit_of_order_is_destination_and_key() {
+    let h = at_11().await;
+    classic(&mut h.connect().await, 11, 13).await;
+    let route = |topic: &str, destination: Option<&str>| RouteTarget {
+        topics: vec![Pattern::parse(topic).unwrap()],
+        destination: destination.map(str::to_owned),
+    };
+    // The names must survive the statement as they are.
+    let (one, two) = ("it's {outbox} --if lanes", "two\\");
+    let routes = vec![route("both", None), route("{o.key}'-?.*", Some(one)), route("**", Some(two))];
+    let config = PostgresConfig { routes, ..h.config() };
+    let store = PostgresStore::open(config).unwrap();
+    store.check().await.unwrap();
+    let worker = register(&store).await;
+    let row = async |topic: &str, destination: Option<&str>| {
+        let topic = topic.replace('\'', "''");
+        let destination = destination.map_or("NULL".to_owned(), |name| format!("'{}'", name.replace('\'', "''")));
+        let sql = format!(
+            "INSERT INTO outbox (topic, key, payload, destination) VALUES ('{topic}', 'k', '1', {destination}) RETURNING id::text"
+        );
+        h.one(&sql).await.parse::<Uuid>().unwrap()
+    };
+    let seen = async || {
+        let walk = store.poll(&worker, &[], Some(&read(20))).await.unwrap().walk;
+        walk.into_iter().map(|row| row.id).collect::<Vec<_>>()
+    };
+    let set = async |id: Uuid, state: &str| {
+        h.execute(&format!("UPDATE outbox SET state = '{state}' WHERE id = '{id}'")).await
+    };
+
+    let (child_one, child_two) = (row("both", Some(one)).await, row("both", Some(two)).await);
+    let plain_one = row("{o.key}'-?.x", None).await;
+    let (later_one, later_two) = (row("both", Some(one)).await, row("both", Some(two)).await);
+    assert_eq!(seen().await, [child_one, child_two], "the head of each unit");
+    // `one` fails on; `two` has taken its row: the plain row is for `one`, so it waits, and everything waits behind it.
+    set(child_two, "sent").await;
+    assert_eq!(seen().await, [child_one]);
+    // The plain row is for `two` in this order of rows: it waits for no child of `one`.
+    set(plain_one, "sent").await;
+    let plain_two = row("anything", None).await;
+    assert_eq!(seen().await, [child_one, later_two]);
+    set(later_two, "sent").await;
+    assert_eq!(seen().await, [child_one, plain_two]);
+
+    // The same while a row is under way, also one behind the replayed head.
+    let polled = store.poll(&worker, &[], Some(&read(20))).await.unwrap().walk;
+    let stamps: Vec<_> = polled.iter().map(|row| (row.position(), row.stamp())).collect();
+    assert_eq!(store.mark(&worker, &stamps, LEASE_MS).await.unwrap().len(), 2);
+    set(child_two, "pending").await;
+    assert!(seen().await.is_empty(), "a plain row under way holds every child of its key");
+    set(plain_two, "sent").await;
+    assert_eq!(seen().await, [child_two], "a child under way holds its own destination");
+    set(plain_one, "pending").await;
+    assert_eq!(seen().await, [child_two]);
+    set(child_one, "sent").await;
+    set(child_two, "sent").await;
+    assert_eq!(seen().await, [plain_one]);
+    set(plain_one, "sent").await;
+    assert_eq!(seen().await, [later_one]);
 }
 
 #[tokio::test]
