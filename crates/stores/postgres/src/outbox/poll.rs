@@ -382,10 +382,11 @@ impl Shape {
             sql.push_str(FAILED);
         }
         if delete_parents && (self.sent || self.failed) {
-            let ended = [(self.sent, "sent"), (self.failed, "failed")].into_iter().filter_map(|(on, part)| {
-                on.then(|| format!("SELECT s.id, s.parent_id FROM {part} s WHERE s.parent_id IS NOT NULL"))
-            });
-            sql.push_str(&PARENTS.replace("@ENDED@", &ended.collect::<Vec<_>>().join(" UNION ALL ")));
+            let parts = [(self.sent, "sent"), (self.failed, "failed")].into_iter().filter(|(on, _)| *on);
+            let ended: Vec<String> = parts
+                .map(|(_, part)| format!("SELECT s.id, s.parent_id FROM {part} s WHERE s.parent_id IS NOT NULL"))
+                .collect();
+            sql.push_str(&PARENTS.replace("@ENDED@", &ended.join(" UNION ALL ")));
         }
         let (mut rows, mut cut) = (String::new(), Vec::new());
         if self.lap {
