@@ -1,6 +1,7 @@
 -- Takes at most `batch` messages of a source, at most one per aggregate, for `lease_ms`.
 -- Due pending rows and rows whose lease has ended are read through an index each. The lock skips what others hold, and repeats
--- the whole condition on the newest version of the row, as does the update.
+-- the whole condition on the newest version of the row, as does the update. The columns are named, since a prepared RETURNING * fails
+-- from the moment on at which a migration adds one.
 WITH candidates AS (
     (SELECT i.id, i.aggregate_id, i.scheduled_at, i.created_at
        FROM inbox i
@@ -45,4 +46,6 @@ UPDATE inbox i
  WHERE i.id = l.id AND i.consumption = 'pull'
    AND (i.state = 'pending' AND i.scheduled_at <= clock_timestamp()
         OR i.state = 'processing' AND i.lease_expires_at <= clock_timestamp())
-RETURNING i.*
+RETURNING i.id, i.source, i.idempotency_key, i.aggregate_id, i.event_type, i.payload, i.headers, i.correlation_id, i.consumption,
+          i.crashes, i.trace_parent, i.topic,
+          i.state, i.created_at, i.processed_at, i.scheduled_at, i.attempt, i.last_error, i.claimed_at, i.lease_expires_at, i.claim_token

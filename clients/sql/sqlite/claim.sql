@@ -36,4 +36,6 @@ UPDATE inbox
        claimed_at = strftime('%Y-%m-%dT%H:%M:%f000Z', 'now'),
        lease_expires_at = strftime('%Y-%m-%dT%H:%M:%f000Z', 'now', printf('+%d.%03d seconds', :lease_ms / 1000, :lease_ms % 1000))
  WHERE id IN (SELECT h.id FROM heads h WHERE h.place = 1 ORDER BY h.scheduled_at, h.created_at, h.id LIMIT :batch)
-RETURNING *
+RETURNING id, source, idempotency_key, aggregate_id, event_type, payload, headers, correlation_id, consumption,
+          crashes, trace_parent, topic,
+          state, created_at, processed_at, scheduled_at, attempt, last_error, claimed_at, lease_expires_at, claim_token

@@ -4,7 +4,10 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
 use queuebox_admin::{Door, Readiness};
-use queuebox_api::{Target, checked::UsedReference};
+use queuebox_api::{
+    Target,
+    checked::{DatabaseLogin, DatabaseServer, UsedReference},
+};
 use queuebox_catalog::{BrokerSource, Catalog, HttpSourceParts, Opened, open_store, refuse_fan_out};
 use queuebox_core::{
     Class, Fault,
@@ -324,9 +327,22 @@ async fn open_database(
         }
         Err(fault) => {
             store.close().await;
-            Err(fault)
+            Err(with_the_field(relay, fault))
         }
     }
+}
+
+/// A login that the server refuses: the text says so, and this where the login is written.
+fn with_the_field(relay: &queuebox_api::checked::Relay, mut fault: Fault) -> Fault {
+    let DatabaseServer::Postgres(server) = &relay.database.server else { return fault };
+    if fault.code == "login" {
+        let field = match &server.login {
+            DatabaseLogin::Url(_) => "urlFrom",
+            DatabaseLogin::Parts { .. } => "username and passwordFrom",
+        };
+        fault.detail = format!("{}; look at Relay.spec.database.postgres.{field}", fault.detail);
+    }
+    fault
 }
 
 /// SIGTERM and the interrupt key.

@@ -12,6 +12,7 @@
 #![allow(clippy::panic, clippy::expect_used, clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod child;
+mod classic;
 mod disk;
 mod evidence;
 mod kafka;
@@ -26,17 +27,19 @@ mod proxy;
 mod rabbitmq;
 mod recorder;
 mod shared;
+mod standby;
 mod tls;
 mod wait;
 
 pub use child::Signal;
+pub use classic::{CLASSIC_VERSION, classic_history, classic_tables};
 pub use disk::Disk;
 pub use evidence::{CANARY, keep, promise};
 pub use kafka::{Kafka, KafkaProxy, kafka, private_kafka, private_kafka_with, try_kafka, try_private_kafka_with};
 pub use kubernetes::{Kubernetes, kubernetes, private_kubernetes, try_kubernetes};
 pub use nats::{Nats, nats, private_nats, private_nats_with, try_nats, try_private_nats_with};
 pub use packages::{cache_dir, target_dir, workspace_root};
-pub use pgbouncer::{PgBouncer, PoolMode, pgbouncer};
+pub use pgbouncer::{PgBouncer, PoolMode, pgbouncer, pgbouncer_with};
 pub use ports::free_port;
 pub use postgres::{
     Postgres, postgres, private_postgres, private_postgres_on, private_postgres_with, try_postgres,
@@ -48,6 +51,7 @@ pub use rabbitmq::{
     RabbitMq, private_rabbitmq, private_rabbitmq_with, rabbitmq, try_private_rabbitmq_with, try_rabbitmq,
 };
 pub use recorder::{Answer, Ending, Recorded, Recorder};
+pub use standby::private_standby_of;
 pub use tls::{Authority, Identity};
 pub use wait::{eventually, eventually_ok, init};
 

@@ -56,6 +56,11 @@ impl Peer for State {
 
 /// Starts a pooler in front of `postgres`.
 pub async fn pgbouncer(postgres: &Postgres, mode: PoolMode) -> PgBouncer {
+    pgbouncer_with(postgres, mode, 20).await
+}
+
+/// [`pgbouncer`] with so many connections to the server for each database and user.
+pub async fn pgbouncer_with(postgres: &Postgres, mode: PoolMode, pool_size: u32) -> PgBouncer {
     let behind = postgres.clone();
     let server = blocking(move || {
         Server::private(|folder, _, state: &mut State| {
@@ -66,7 +71,7 @@ pub async fn pgbouncer(postgres: &Postgres, mode: PoolMode) -> PgBouncer {
             let ini = format!(
                 "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {}\n\
                  unix_socket_dir =\npool_mode = {mode}\nauth_type = scram-sha-256\nauth_file = {}\n\
-                 admin_users = {user}\nmax_client_conn = 500\ndefault_pool_size = 20\n\
+                 admin_users = {user}\nmax_client_conn = 500\ndefault_pool_size = {pool_size}\n\
                  ignore_startup_parameters = extra_float_digits,options\n",
                 behind.port(),
                 state.port,

@@ -11,18 +11,18 @@ use crate::packages::{give_away, postgres_bin, run, run_env, unprivileged};
 use crate::shared::{Peer, Server, blocking, process_methods, process_wide};
 
 /// The superuser of the test servers.
-const USER: &str = "queuebox";
+pub(crate) const USER: &str = "queuebox";
 /// Its password; a password, so that logins run as they do elsewhere, and one that the scan of a run finds wherever it is shown.
-const PASSWORD: &str = "canary-7731-postgres";
+pub(crate) const PASSWORD: &str = "canary-7731-postgres";
 
 /// A running PostgreSQL server. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Postgres {
-    server: Arc<Server<State>>,
+    pub(crate) server: Arc<Server<State>>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct State {
+pub(crate) struct State {
     port: u16,
 }
 

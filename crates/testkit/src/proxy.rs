@@ -33,6 +33,8 @@ pub struct Proxy {
     mode: watch::Sender<ProxyMode>,
     /// Raised by each cut; a connection ends when it differs from what it was at its start.
     cuts: watch::Sender<u64>,
+    /// Where new connections go.
+    target: watch::Sender<SocketAddr>,
     connections: Arc<AtomicU64>,
     listening: JoinHandle<()>,
 }
@@ -51,14 +53,14 @@ impl Proxy {
 
     /// [`Proxy::to`] on a port that the caller chose, for peers that announce their own address (Kafka).
     pub async fn on(listen: u16, port: u16) -> Proxy {
-        let target = SocketAddr::from(([127, 0, 0, 1], port));
+        let (target, target_seen) = watch::channel(local(port));
         let listener = TcpListener::bind(("127.0.0.1", listen)).await.expect("the proxy's port is free");
         let (mode, mode_seen) = watch::channel(ProxyMode::Pass);
         let (cuts, cuts_seen) = watch::channel(0);
         let connections = Arc::new(AtomicU64::new(0));
         let rules = Rules { mode: mode_seen, cuts: cuts_seen };
-        let listening = tokio::spawn(listen_on(listener, target, rules, connections.clone()));
-        Proxy { port: listen, mode, cuts, connections, listening }
+        let listening = tokio::spawn(listen_on(listener, target_seen, rules, connections.clone()));
+        Proxy { port: listen, mode, cuts, target, connections, listening }
     }
 
     /// The port on 127.0.0.1 to connect to.
@@ -74,6 +76,11 @@ impl Proxy {
     /// Changes what happens from now on.
     pub fn set(&self, mode: ProxyMode) {
         self.mode.send_replace(mode);
+    }
+
+    /// Lets new connections go to another port of 127.0.0.1, as an address does that moves to another machine; open ones stay where they are.
+    pub fn lead_to(&self, port: u16) {
+        self.target.send_replace(local(port));
     }
 
     /// Ends all open connections with a reset; new ones are taken as the mode says.
@@ -94,14 +101,23 @@ impl Drop for Proxy {
     }
 }
 
-async fn listen_on(listener: TcpListener, target: SocketAddr, rules: Rules, connections: Arc<AtomicU64>) {
+fn local(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
+}
+
+async fn listen_on(
+    listener: TcpListener,
+    target: watch::Receiver<SocketAddr>,
+    rules: Rules,
+    connections: Arc<AtomicU64>,
+) {
     while let Ok((client, _)) = listener.accept().await {
         connections.fetch_add(1, Ordering::SeqCst);
         if *rules.mode.borrow() == ProxyMode::Refuse {
             reset(&client);
             continue;
         }
-        tokio::spawn(serve(client, target, rules.clone()));
+        tokio::spawn(serve(client, *target.borrow(), rules.clone()));
     }
 }
 

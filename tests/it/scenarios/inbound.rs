@@ -178,7 +178,8 @@ async fn keys_never_merge(kind: Kind) {
     let world = quiet(World::on(kind).await).source("hooks", json!({ "idempotencyKeyPath": "$.id" }));
     let worker = world.start().await;
     // Surrounding blanks are trimmed from headers only; a JSON value is taken as it is.
-    let keys = ["key", "KEY", "Key", "kéy", "ke\u{301}y", "key.", "straße", "strasse", "ﬁ", "fi"];
+    let keys =
+        ["key", "key ", " key", "key  ", "KEY", "Key", "kéy", "ke\u{301}y", "key.", "straße", "strasse", "ﬁ", "fi"];
     for key in keys {
         worker.post("hooks", json!({ "id": key }).to_string()).await.accepted();
     }
@@ -312,6 +313,8 @@ mod publish_time {
                 assert!((0.99..=1.01).contains(&delay), "{row:#}");
             }
         }
+        let warnings = worker.process.output().matches("not a publish time").count();
+        assert_eq!(warnings, 1, "three times of junk within a minute: {}", worker.process.output());
         world.finish().await;
     }
 }

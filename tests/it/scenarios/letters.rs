@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use queuebox_testkit::{self as testkit, Answer};
 use serde_json::{Value, json};
 
+use super::pull::claim;
 use crate::support::{
     Answered, Db, Kind, OutboxRow, PATIENCE, Worker, World, on_every_database, on_postgres, quoted, text,
 };
@@ -174,6 +175,8 @@ async fn inbox_replay(kind: Kind) {
     assert_eq!(requeue(json!({ "source": "tasks" })).await, 1);
     let row = world.db.row(&format!("SELECT * FROM inbox WHERE id = '{pull}'")).await;
     assert_eq!((text(&row, "state"), &row["last_error"]), ("pending", &Value::Null));
+    let claimed = claim(&world.db, "tasks", 10).await;
+    assert_eq!(claimed.iter().map(|row| text(row, "id")).collect::<Vec<_>>(), [pull], "a pull worker gets it");
     assert_eq!(requeue(json!({ "source": "shop" })).await, 1, "the rejected one needs more");
     let requests = world.receiver.wait_for(1, PATIENCE).await;
     assert_eq!(requests[0].header("x-inbox-id"), push);

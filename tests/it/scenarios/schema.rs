@@ -257,46 +257,11 @@ mod migrate_command {
     }
 }
 
-/// The tables of a classic installation: the files up to this version, without a history.
-async fn classic_tables(db: &Db, version: u32) {
-    let folder = testkit::workspace_root().join("crates/stores/postgres/migrations");
-    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.sort();
-    for file in files {
-        let number: u32 = file.file_name().unwrap().to_str().unwrap()[..4].parse().unwrap();
-        if number > version {
-            continue;
-        }
-        let mut text = std::fs::read_to_string(&file).unwrap();
-        for (placeholder, name) in
-            [("{outbox}", "outbox"), ("{inbox}", "inbox"), ("{sequence}", "outbox_sequence_seq"), ("{schema}", "")]
-        {
-            text = text.replace(placeholder, name);
-        }
-        // Statements are parted by lines that begin so.
-        let marked = format!("\n---\n{text}");
-        for part in marked.split("\n---").skip(1) {
-            let (_, statement) = part.split_once('\n').unwrap();
-            db.execute(statement).await;
-        }
-    }
-}
-
 async fn classic_history_is_adopted(kind: Kind) {
     let world = World::on(kind).await;
     let db = &world.db;
-    classic_tables(db, 11).await;
-    db.execute(
-        "CREATE TABLE flyway_schema_history (installed_rank INT PRIMARY KEY, version VARCHAR(50), description VARCHAR(200) NOT NULL, \
-         type VARCHAR(20) NOT NULL, script VARCHAR(1000) NOT NULL, checksum INT, installed_by VARCHAR(100) NOT NULL, \
-         installed_on TIMESTAMP NOT NULL DEFAULT now(), execution_time INT NOT NULL, success BOOLEAN NOT NULL)",
-    )
-    .await;
-    for version in 1..=11 {
-        db.execute(&format!(
-            "INSERT INTO flyway_schema_history VALUES ({version}, '{version}', 'step', 'SQL', 'V{version}__step.sql', 7, 'app', now(), 1, TRUE)"
-        ))
-        .await;
+    for sql in [testkit::classic_tables(0, 11), testkit::classic_history(11)].concat() {
+        db.execute(&sql).await;
     }
     let waiting = db.insert(OutboxRow::new("order", 1).key("k")).await;
     let before = db.rows("SELECT * FROM flyway_schema_history ORDER BY installed_rank").await;

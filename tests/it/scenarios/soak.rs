@@ -27,7 +27,8 @@ const WRITERS: u64 = 12;
 /// How many of the last messages may not be marked when a worker dies: far more than are ever in flight.
 const RECENT: usize = 20_000;
 
-fn setting(name: &str, usual: u64) -> u64 {
+/// A number of the environment, by which `./dev test soak` makes a test larger.
+pub fn setting(name: &str, usual: u64) -> u64 {
     std::env::var(name).ok().map_or(usual, |value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))
 }
 

@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::{
     brokers::{Broker, BrokerKind, Message, on_every_broker},
-    support::{Kind, PATIENCE, Worker, World, on_every_database, text},
+    support::{Db, Kind, PATIENCE, Worker, World, on_every_database, text},
 };
 
 /// Sends bytes as they are and reads the answer until the other side has said it: head and body.
@@ -221,6 +221,11 @@ mod filtered_message_leaves_no_row {
             worker.post_with("hooks", &[("x-kind", "order")], r#"{"id":"2"}"#).await.accepted();
             assert_eq!(worker.metric(FILTERED, &[("source", "hooks")]).await, 1.0);
             assert!(worker.process.terminate(PATIENCE).await.success());
+            // A file without a database has it here.
+            let db = Db::sqlite(&folder.path().join("queuebox.db")).await;
+            let rows = db.rows("SELECT idempotency_key FROM inbox").await;
+            assert_eq!(rows, [json!({ "idempotency_key": "2" })], "what is dropped leaves no row");
+            db.close().await;
         }
     }
 }

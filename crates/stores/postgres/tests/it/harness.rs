@@ -34,10 +34,6 @@ impl PostgresHarness {
         let mut config = PostgresConfig::from_url(&self.url()).unwrap();
         config.pool_size = 4;
         config.on_sent_delete = self.setup.on_sent_delete;
-        // The whole suite the other way: unprepared, each statement in a transaction of its own.
-        if std::env::var_os("QUEUEBOX_TEST_POOLED").is_some() {
-            config.pooler = queuebox_postgres::Pooler::Yes;
-        }
         config
     }
 

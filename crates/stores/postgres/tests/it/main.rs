@@ -6,6 +6,7 @@ mod harness;
 mod late;
 mod names;
 mod plans;
+mod pooled;
 mod retention;
 mod server;
 mod version_11;

@@ -11,8 +11,8 @@ use queuebox_core::{
         schema::{MigrateOptions, Schema},
     },
 };
-use queuebox_postgres::{CATALOG, PostgresConfig, PostgresStore, RouteTarget};
-use queuebox_sql::{Migration, Names, Quote};
+use queuebox_postgres::{PostgresConfig, PostgresStore, RouteTarget};
+use queuebox_testkit::{classic_history, classic_tables};
 use sqlx::{AssertSqlSafe, Executor, PgConnection};
 
 use crate::{
@@ -25,11 +25,8 @@ const LEASE_MS: u64 = 600_000;
 
 /// Runs the files up to `version`, as the classic program did.
 async fn classic(app: &mut PgConnection, from: u32, version: u32) {
-    for file in CATALOG.steps.iter().filter(|file| file.version > from && file.version <= version) {
-        let rendered = Names::new(Quote::Double).render(file.sql, &[]);
-        for (_, sql) in Migration::statements(&rendered) {
-            app.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.unwrap();
-        }
+    for sql in classic_tables(from, version) {
+        app.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.unwrap();
     }
 }
 
@@ -40,10 +37,8 @@ async fn at_11() -> PostgresHarness {
 }
 
 async fn flyway(h: &PostgresHarness, version: u32) {
-    h.execute("CREATE TABLE flyway_schema_history (installed_rank INT PRIMARY KEY, version VARCHAR(50), success BOOLEAN NOT NULL)")
-        .await;
-    for n in 1..=version {
-        h.execute(&format!("INSERT INTO flyway_schema_history VALUES ({n}, '{n}', TRUE)")).await;
+    for sql in classic_history(version) {
+        h.execute(&sql).await;
     }
 }
 
