@@ -22,6 +22,7 @@ pub mod replay;
 mod status;
 mod tail;
 mod transform_test;
+mod troubles;
 
 use std::sync::{Arc, OnceLock};
 
@@ -40,7 +41,7 @@ use queuebox_engine::{metrics::Metrics, tail::Tail, worker::WorkerState};
 use tokio::sync::watch;
 
 use crate::{admin::Admin, answer::Failure, health::DatabaseCheck, transform_test::TransformTest};
-pub use crate::{admin::AdminAuth, door::Door};
+pub use crate::{admin::AdminAuth, door::Door, troubles::Troubles};
 
 /// Where the worker stands in its life (contract 12.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -101,6 +102,8 @@ pub struct ManagementParts {
     pub readiness: watch::Receiver<Readiness>,
     /// What becomes of its messages.
     pub tail: Tail,
+    /// What goes wrong, since when and why; [followed](Troubles::follow) by whoever serves the router.
+    pub troubles: Troubles,
     /// Who may use the admin API; `None` = anyone, which only `admin.insecure` may mean. Without `relay.admin` there is no
     /// admin API, whatever this is.
     pub admin_auth: Option<AdminAuth>,

@@ -1,12 +1,15 @@
 //! `/status`: how much waits, for how long, and the state of each source and destination. Read by people and by the operator;
 //! no secret, no payload, no key (contract 12.1).
 
-use queuebox_api::{Kind, checked::UsedReference};
+use queuebox_api::{
+    Kind,
+    checked::{self, UsedReference},
+};
 use queuebox_core::redact::redact;
 use queuebox_engine::worker::WorkerState;
 use serde_json::{Value, json};
 
-use crate::{ManagementParts, Readiness, SourceStatus};
+use crate::{ManagementParts, Readiness, SourceStatus, troubles::failing};
 
 /// The whole answer. Ages are seconds; what is not known yet is null.
 pub(crate) fn status(parts: &ManagementParts) -> Value {
@@ -14,7 +17,7 @@ pub(crate) fn status(parts: &ManagementParts) -> Value {
     let relay = &parts.relay;
     let schema = parts.schema_report.get();
     let missing = (parts.missing)();
-    let failing = state.keeper.failing.as_deref().or(state.driver.failing.as_deref());
+    let failing = failing(&state);
     json!({
         "version": parts.version,
         "config": parts.config,
@@ -29,9 +32,11 @@ pub(crate) fn status(parts: &ManagementParts) -> Value {
         "standBy": state.keeper.stand_by.as_deref().map(redact),
         "database": {
             "kind": relay.database.server.kind(),
+            "address": address(&relay.database.server),
             "schemaVersion": schema.map(|report| report.version),
             "notes": schema.map(|report| report.notes.iter().map(|note| redact(note)).collect::<Vec<_>>()),
             "failing": failing.map(redact),
+            "failingForSeconds": failing.and(parts.troubles.database_failing_for()).map_or(0.0, rounded),
             "missing": missing_of(&missing, Kind::Relay, &relay.name),
         },
         "noRoutePerMinute": state.driver.no_route_per_minute,
@@ -47,6 +52,18 @@ pub(crate) fn status(parts: &ManagementParts) -> Value {
     })
 }
 
+/// Where the database is; `None` where a secret says so.
+fn address(server: &checked::DatabaseServer) -> Option<String> {
+    match server {
+        checked::DatabaseServer::Sqlite { path, .. } => Some(path.clone()),
+        checked::DatabaseServer::Postgres(server) => match &server.login {
+            checked::DatabaseLogin::Parts { host, port, database, .. } => Some(format!("{host}:{port}/{database}")),
+            checked::DatabaseLogin::Url(_) => None,
+        },
+        _ => None,
+    }
+}
+
 /// References of one object that have no value.
 fn missing_of(missing: &[UsedReference], kind: Kind, name: &str) -> Vec<String> {
     let own = missing.iter().filter(|used| used.kind == kind && used.name == name);
@@ -55,9 +72,9 @@ fn missing_of(missing: &[UsedReference], kind: Kind, name: &str) -> Vec<String> 
 
 fn backlog(state: &WorkerState) -> Value {
     let backlog = &state.backlog;
-    if !backlog.known {
+    let Some(counted_at) = backlog.counted_at else {
         return Value::Null;
-    }
+    };
     let startable = &state.driver.startable;
     let inbox: Vec<Value> = backlog
         .inbox
@@ -86,6 +103,7 @@ fn backlog(state: &WorkerState) -> Value {
             },
         },
         "inbox": inbox,
+        "countedSecondsAgo": rounded(counted_at.elapsed()),
     })
 }
 
@@ -118,8 +136,11 @@ fn destinations(parts: &ManagementParts, state: &WorkerState, missing: &[UsedRef
         let found = state.driver.destinations.iter().find(|found| found.name == destination.name);
         let held = found.and_then(|found| found.held_because.as_deref());
         let breaker = found.map_or(0, |found| found.breaker);
+        let failing = found.and_then(|found| found.failing);
         let state = match held {
             _ if destination.paused => "Paused",
+            // Every attempt since the last success failed: rows are tried, and none gets through.
+            None if failing.is_some() => "Failing",
             None => "Up",
             Some(_) if breaker == 0 => "Down",
             Some(_) => "BreakerOpen",
@@ -128,9 +149,10 @@ fn destinations(parts: &ManagementParts, state: &WorkerState, missing: &[UsedRef
             "name": destination.name,
             "kind": destination.connector.kind(),
             "state": state,
-            "detail": held.map(redact),
-            "failures": found.and_then(|found| found.failing).map_or(0, |(failures, _)| failures),
-            "failingForSeconds": found.and_then(|found| found.failing).map_or(0.0, |(_, since)| rounded(since.elapsed())),
+            "detail": held.map(redact).or_else(|| failing.and_then(|_| parts.troubles.reason(&destination.name))),
+            "lastError": parts.troubles.reason(&destination.name),
+            "failures": failing.map_or(0, |(failures, _)| failures),
+            "failingForSeconds": failing.map_or(0.0, |(_, since)| rounded(since.elapsed())),
             "missing": missing_of(missing, Kind::Destination, &destination.name),
             "queued": found.map_or(0, |found| found.queued),
             "inFlight": found.map_or(0, |found| found.in_flight),

@@ -154,6 +154,7 @@ impl World {
             missing: Arc::new(Vec::new),
             readiness: seen,
             tail: Tail::default(),
+            troubles: Troubles::default(),
             admin_auth: None,
             version: "1.2.3",
             config: "7/0123456789".to_owned(),
@@ -318,7 +319,7 @@ async fn probes_that_wait_share_one_round_trip() {
 async fn status_has_backlog_ages_and_states() {
     let world = World::with(MANIFESTS, || {
         let mut state = working();
-        state.backlog.known = true;
+        state.backlog.counted_at = Some(tokio::time::Instant::now());
         state.backlog.outbox.pending = 3;
         state.backlog.outbox.oldest_due_age_us = 1_500_000;
         state

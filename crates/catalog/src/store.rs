@@ -139,7 +139,9 @@ fn postgres_server(server: &checked::Server, secrets: &Arc<dyn SecretResolver>) 
     let mut config = match &server.login {
         // Read again for each connection: a rotated password needs no restart.
         checked::DatabaseLogin::Url(reference) => PostgresConfig::from_url_secret(&secret(reference, secrets))
-            .map_err(|error| Fault::misconfigured("url_from", format!("{reference}: {error}")))?,
+            .map_err(|error| {
+                Fault::misconfigured("url_from", format!("Relay.spec.database.postgres.urlFrom: {error}"))
+            })?,
         checked::DatabaseLogin::Parts { host, port, database, username, password } => PostgresConfig::new(Target {
             host: host.clone(),
             port: *port,

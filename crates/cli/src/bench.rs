@@ -104,8 +104,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let report = queuebox_bench::run(&plan, |rung| shown.part(rung)).await?;
     drop(shown);
     match options.output {
-        Output::Json => println!("{}", report.json()?),
-        Output::Table => println!("{}", report.table()),
+        Output::Json => outln!("{}", report.json()?),
+        Output::Table => outln!("{}", report.table()),
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use clap::Args;
-use queuebox_api::{Problems, Target, check, checked::Relay};
+use queuebox_api::{Problems, Report, Target, check, checked::Relay};
 use serde_json::{Value, json};
 
 use crate::{
@@ -37,21 +37,23 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let manifests = manifests::read(&options.given)?;
     let target = if options.cluster { Target::Cluster } else { Target::Local };
     let report = check(&manifests, target);
+    let lacking = lacking(&report, options.given.relay.as_deref());
     if options.output == Output::Json && options.explain.is_none() {
         print_json(&json!({
             "problems": report.problems,
             "warnings": report.warnings,
             "relays": report.relays.iter().map(summary).collect::<Vec<_>>(),
         }))?;
-        return match report.problems.len() {
-            0 => Ok(()),
-            problems => bail!("{problems} problem(s)"),
+        return match (report.problems.len(), lacking) {
+            (0, None) => Ok(()),
+            (0, Some(lacking)) => bail!("{lacking}"),
+            (problems, _) => bail!("{problems} problem(s)"),
         };
     }
     for warning in &report.warnings {
         // Standard output of an explanation is the explanation.
         match options.explain {
-            None => println!("warning: {warning}"),
+            None => outln!("warning: {warning}"),
             Some(_) => eprintln!("warning: {warning}"),
         }
     }
@@ -61,6 +63,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     if let Some(topic) = &options.explain {
         let relay = report.into_relay(options.given.relay.as_deref())?;
         return explain(&relay, topic, options.output);
+    }
+    if let Some(lacking) = lacking {
+        bail!("{lacking}");
     }
     let relays: Vec<String> = report
         .relays
@@ -77,9 +82,25 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
             )
         })
         .collect();
-    println!("{}", relays.join("\n"));
-    println!("No problems.");
+    outln!("{}", relays.join("\n"));
+    outln!("No problems.");
     Ok(())
+}
+
+/// Nothing is wrong with what is there, and still it could not run.
+fn lacking(report: &Report, wanted: Option<&str>) -> Option<String> {
+    let names: Vec<&str> = report.relays.iter().map(|relay| relay.name.as_str()).collect();
+    match wanted {
+        _ if names.is_empty() => Some(
+            "there is no Relay: nothing would run. A Relay names the database and its routes; look at \
+             deploy/examples/quickstart/relay.yaml"
+                .to_owned(),
+        ),
+        Some(wanted) if !names.contains(&wanted) => {
+            Some(format!("there is no Relay called {wanted:?}; there is {}", names.join(", ")))
+        }
+        _ => None,
+    }
 }
 
 /// What a Relay consists of.
@@ -120,15 +141,15 @@ fn explain(relay: &Relay, topic: &str, output: Output) -> anyhow::Result<()> {
             "topic": topic, "route": index, "pattern": pattern.as_str(), "destinations": destinations,
         }));
     }
-    println!("topic {topic:?} takes routes[{index}], whose pattern {:?} matches first.", pattern.as_str());
+    outln!("topic {topic:?} takes routes[{index}], whose pattern {:?} matches first.", pattern.as_str());
     for name in &route.destinations {
         let text = connector(name).map_or_else(String::new, |destination| {
             format!(" ({}, {})", destination.connector.kind(), destination.connector.endpoint())
         });
-        println!("  -> {name}{text}");
+        outln!("  -> {name}{text}");
     }
     if route.destinations.len() > 1 {
-        println!("Each destination gets a row of its own, in order per destination and key.");
+        outln!("Each destination gets a row of its own, in order per destination and key.");
     }
     Ok(())
 }

@@ -90,7 +90,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     let url = format!("http://127.0.0.1:{}/inbox/payments", ports.0);
     for _ in 0..2 {
         let (status, body) = post_webhook(&url).await?;
-        println!("     POST {url}  ->  {status} {body}");
+        outln!("     POST {url}  ->  {status} {body}");
     }
     receiver.wait_for(10).await?;
 
@@ -101,11 +101,11 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     receiver.wait_for(MESSAGES).await?;
 
     receiver.verdict()?;
-    println!();
+    outln!();
     if options.stay {
         stay(&folder, &url, ports.1).await?;
     } else {
-        println!(
+        outln!(
             "Look further: docs/tutorials/first-steps.md; `queuebox run -f deploy/examples/quickstart` is the same in earnest."
         );
     }
@@ -160,12 +160,12 @@ async fn github(port: u16) -> anyhow::Result<()> {
     let [first, second, third] = DELIVERIES;
     for (delivery, event, body) in [first, first, second, third] {
         let (status, answer) = deliver(&url, delivery, event, body, &signature(body)?).await?;
-        println!("     POST {url}  {event}  ->  {status} {answer}");
+        outln!("     POST {url}  {event}  ->  {status} {answer}");
     }
     let (delivery, event, body) = second;
     let forged = body.replace("main", "evil");
     let (status, answer) = deliver(&url, delivery, event, &forged, &signature(body)?).await?;
-    println!("     POST {url}  {event}, forged  ->  {status} {answer}");
+    outln!("     POST {url}  {event}, forged  ->  {status} {answer}");
     Ok(())
 }
 
@@ -192,7 +192,7 @@ fn signature(body: &str) -> anyhow::Result<String> {
 const INSERT: &str = "INSERT INTO outbox (topic, key, payload) VALUES ('order.created', $1, $2)";
 
 fn say(text: &str) {
-    println!("\n{text}");
+    outln!("\n{text}");
 }
 
 fn free_port() -> anyhow::Result<u16> {
@@ -252,11 +252,11 @@ async fn post_webhook(url: &str) -> anyhow::Result<(u16, String)> {
 }
 
 async fn stay(folder: &Path, url: &str, management: u16) -> anyhow::Result<()> {
-    println!("Still running. Try:");
-    println!("  curl -X POST {url} -d '{{\"id\":\"evt_43\",\"order\":\"order-9\"}}'");
-    println!("  sqlite3 {}/queuebox.db \"SELECT topic, key, state, attempt FROM outbox\"", folder.display());
-    println!("  curl http://127.0.0.1:{management}/status");
-    println!("Stop with Ctrl-C.");
+    outln!("Still running. Try:");
+    outln!("  curl -X POST {url} -d '{{\"id\":\"evt_43\",\"order\":\"order-9\"}}'");
+    outln!("  sqlite3 {}/queuebox.db \"SELECT topic, key, state, attempt FROM outbox\"", folder.display());
+    outln!("  curl http://127.0.0.1:{management}/status");
+    outln!("Stop with Ctrl-C.");
     tokio::signal::ctrl_c().await.context("cannot wait for Ctrl-C")
 }
 
@@ -314,7 +314,7 @@ impl Receiver {
         let arrivals = self.arrivals();
         let shown = self.shown.swap(arrivals.len(), Ordering::SeqCst);
         for arrival in arrivals.iter().skip(shown) {
-            println!(
+            outln!(
                 "     {} {:14} key {:8} attempt {}  {}  answered {}",
                 &arrival.id[..8],
                 arrival.topic,
@@ -332,8 +332,8 @@ impl Receiver {
         let arrivals = self.arrivals();
         let accepted = taken(&arrivals);
         let repeats: u32 = accepted.values().map(|times| times - 1).sum();
-        println!();
-        println!(
+        outln!();
+        outln!(
             "{} messages were committed, {} arrived, {} repeat(s) recognised by identity; {} request(s) in all.",
             accepted.len(),
             accepted.len(),

@@ -43,7 +43,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
     findings.extend(peers);
     match options.output {
         Output::Json => print_json(&findings)?,
-        Output::Text => println!("{}", table(&findings)),
+        Output::Text => outln!("{}", table(&findings)),
     }
     let errors = findings.iter().filter(|finding| finding.level == "error").count();
     if errors > 0 {
@@ -53,6 +53,10 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 async fn database(loaded: &Loaded) -> Vec<Finding> {
+    if let Err(missing) = loaded.needs_database() {
+        let fix = "start `queuebox run` once: it makes the file and its tables";
+        return vec![finding("database", "error", &missing.to_string(), Some(fix))];
+    }
     let opened = match open_store(&loaded.relay, &loaded.secrets).await {
         Ok(opened) => opened,
         Err(fault) => return vec![unreachable_database(&fault)],

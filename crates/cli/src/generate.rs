@@ -21,10 +21,10 @@ pub fn run(what: Generate, command: &mut Command) {
     match what {
         Generate::Crds => {
             let documents: Vec<String> = queuebox_api::crds().into_iter().map(|(_, yaml)| yaml).collect();
-            print!("{}", documents.join("---\n"));
+            out!("{}", documents.join("---\n"));
         }
-        Generate::Metrics => print!("{}", metrics()),
-        Generate::Cli => print!("{}", cli(command)),
+        Generate::Metrics => out!("{}", metrics()),
+        Generate::Cli => out!("{}", cli(command)),
     }
 }
 

@@ -26,7 +26,7 @@ pub struct DualWrite {
     #[arg(long, default_value_t = 1)]
     seed: u32,
 
-    /// A database for the lab alone: sqlite:PATH or postgres://…; without it SQLite in a temporary folder.
+    /// An empty database for the lab alone: sqlite:PATH or postgres://…; without it SQLite in a temporary folder.
     #[arg(long, value_name = "URL")]
     database_url: Option<String>,
 
@@ -43,7 +43,7 @@ pub async fn run(lab: Lab) -> anyhow::Result<()> {
     let Lab::DualWrite(options) = lab;
     let folder = tempfile::TempDir::new().context("cannot make a temporary folder")?;
     let own = format!("sqlite:{}", folder.path().join("lab.db").display());
-    let database = Database::open(options.database_url.as_deref().unwrap_or(&own)).await?;
+    let database = Database::open(options.database_url.as_deref().unwrap_or(&own)).await.context("--database-url")?;
     let shown = Progress::of_time("Crashing between two writes", options.output);
     let lines = dual_write(&database, options.orders, options.seed).await?;
     drop(shown);
@@ -69,6 +69,6 @@ pub async fn run(lab: Lab) -> anyhow::Result<()> {
         let figures = if duplicates > 0 { format!("{delivered} for {}", options.orders) } else { delivered };
         table.add_row([line.order_of_writes.to_owned(), line.leaves.to_owned(), figures]);
     }
-    println!("{table}");
+    outln!("{table}");
     Ok(())
 }

@@ -56,10 +56,6 @@ pub struct Filters {
     #[arg(long = "id", value_name = "UUID")]
     ids: Vec<String>,
 
-    /// In one of these states. May be repeated; without it `dead`.
-    #[arg(long = "state", value_name = "STATE")]
-    states: Vec<String>,
-
     /// Outbox: with such a topic, patterns allowed. May be repeated.
     #[arg(long = "topic", value_name = "PATTERN")]
     topics: Vec<String>,
@@ -109,11 +105,22 @@ pub struct Filters {
     output: Output,
 }
 
+/// States, where they may be chosen.
+#[derive(Debug, Args)]
+pub struct States {
+    /// In one of these states. May be repeated; without it `dead`.
+    #[arg(long = "state", value_name = "STATE")]
+    states: Vec<String>,
+}
+
 /// `queuebox dead list`.
 #[derive(Debug, Args)]
 pub struct Find {
     #[command(flatten)]
     filters: Filters,
+
+    #[command(flatten)]
+    states: States,
 
     /// Go on where the last page ended.
     #[arg(long, value_name = "CURSOR")]
@@ -138,7 +145,17 @@ pub struct Show {
     output: Output,
 }
 
-/// `queuebox dead requeue`, `queuebox dead discard`, `queuebox replay`.
+/// `queuebox replay`.
+#[derive(Debug, Args)]
+pub struct Replay {
+    #[command(flatten)]
+    change: Change,
+
+    #[command(flatten)]
+    states: States,
+}
+
+/// `queuebox dead requeue`, `queuebox dead discard`: of dead rows.
 #[derive(Debug, Args)]
 pub struct Change {
     #[command(flatten)]
@@ -162,11 +179,17 @@ impl TableName {
     }
 }
 
+impl States {
+    fn field(&self) -> Option<(String, Value)> {
+        (!self.states.is_empty()).then(|| ("state".to_owned(), json!(self.states)))
+    }
+}
+
 impl Filters {
     /// The fields of the same request to the admin API.
     fn fields(&self) -> Map<String, Value> {
         let mut fields = Map::new();
-        let lists = [("ids", &self.ids), ("state", &self.states), ("topics", &self.topics), ("sources", &self.sources)];
+        let lists = [("ids", &self.ids), ("topics", &self.topics), ("sources", &self.sources)];
         for (name, values) in lists {
             if !values.is_empty() {
                 fields.insert(name.to_owned(), json!(values));
@@ -193,7 +216,31 @@ impl Filters {
         fields
     }
 
+    /// Every filter belongs to one of the tables, and is named as it was given.
+    fn fit_the_table(&self) -> Result<(), manifests::WrongUsage> {
+        let of_outbox = [
+            ("--topic", !self.topics.is_empty()),
+            ("--destination", self.destination.is_some()),
+            ("--key", self.key.is_some()),
+        ];
+        let of_inbox = [
+            ("--source", !self.sources.is_empty()),
+            ("--event-type", self.event_type.is_some()),
+            ("--aggregate-id", self.aggregate_id.is_some()),
+            ("--consumption", self.consumption.is_some()),
+        ];
+        let (others, table) = match self.table {
+            TableName::Outbox => (&of_inbox[..], "inbox"),
+            TableName::Inbox => (&of_outbox[..], "outbox"),
+        };
+        match others.iter().find(|(_, given)| *given) {
+            Some((option, _)) => Err(manifests::WrongUsage(format!("{option} goes with --table {table}"))),
+            None => Ok(()),
+        }
+    }
+
     fn request(&self, verb: Verb, more: Map<String, Value>) -> anyhow::Result<Request> {
+        self.fit_the_table()?;
         let mut fields = self.fields();
         fields.extend(more);
         Request::parse(self.table.scope(), verb, &fields)
@@ -203,6 +250,7 @@ impl Filters {
 
 async fn open(given: &Given) -> anyhow::Result<(Arc<checked::Relay>, Arc<dyn Store>)> {
     let loaded = manifests::load(given)?;
+    loaded.needs_database()?;
     let store = open_store(&loaded.relay, &loaded.secrets).await?.store;
     store.check().await.context("the database cannot be used")?;
     Ok((loaded.relay, store))
@@ -216,7 +264,7 @@ pub async fn dead(command: &Dead) -> anyhow::Result<()> {
     match command {
         Dead::List(find) => print_list(find).await,
         Dead::Show(one) => print_row(one).await,
-        Dead::Requeue(change) => apply(change, Verb::Replay, Some("dead")).await,
+        Dead::Requeue(change) => apply(change, Verb::Replay, None).await,
         Dead::Discard(change) => apply(change, Verb::Discard, None).await,
     }
 }
@@ -225,12 +273,13 @@ pub async fn dead(command: &Dead) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// As of [`dead`].
-pub async fn replay_rows(change: &Change) -> anyhow::Result<()> {
-    apply(change, Verb::Replay, None).await
+pub async fn replay_rows(replay: &Replay) -> anyhow::Result<()> {
+    apply(&replay.change, Verb::Replay, Some(&replay.states)).await
 }
 
 async fn print_list(find: &Find) -> anyhow::Result<()> {
-    let more = find.cursor.iter().map(|cursor| ("cursor".to_owned(), json!(cursor))).collect();
+    let mut more: Map<String, Value> = find.cursor.iter().map(|cursor| ("cursor".to_owned(), json!(cursor))).collect();
+    more.extend(find.states.field());
     let request = find.filters.request(Verb::List, more)?;
     let (relay, store) = open(&find.filters.given).await?;
     let page = list(store.as_ref(), &relay.routes, find.filters.table.scope(), &request).await?;
@@ -238,7 +287,7 @@ async fn print_list(find: &Find) -> anyhow::Result<()> {
         return print_json(&page);
     }
     if page.items.is_empty() {
-        println!("No such rows.");
+        outln!("No such rows.");
         return Ok(());
     }
     let mut table = Table::new();
@@ -254,9 +303,9 @@ async fn print_list(find: &Find) -> anyhow::Result<()> {
             row.last_error.clone().unwrap_or_default(),
         ]);
     }
-    println!("{table}");
+    outln!("{table}");
     if let Some(next) = serde_json::to_value(&page)?.get("next").and_then(Value::as_str) {
-        println!("More: --cursor {next}");
+        outln!("More: --cursor {next}");
     }
     Ok(())
 }
@@ -269,11 +318,11 @@ async fn print_row(one: &Show) -> anyhow::Result<()> {
     if one.output == Output::Json {
         return print_json(&entry);
     }
-    println!("{}", serde_json::to_string_pretty(&entry)?);
+    outln!("{}", serde_json::to_string_pretty(&entry)?);
     Ok(())
 }
 
-async fn apply(change: &Change, verb: Verb, only_state: Option<&str>) -> anyhow::Result<()> {
+async fn apply(change: &Change, verb: Verb, states: Option<&States>) -> anyhow::Result<()> {
     let mut more = Map::new();
     if change.dry_run {
         more.insert("dryRun".to_owned(), json!(true));
@@ -281,9 +330,7 @@ async fn apply(change: &Change, verb: Verb, only_state: Option<&str>) -> anyhow:
     if change.include_rejected {
         more.insert("includeRejected".to_owned(), json!(true));
     }
-    if let Some(state) = only_state {
-        more.insert("state".to_owned(), json!([state]));
-    }
+    more.extend(states.and_then(States::field));
     let request = change.filters.request(verb, more)?;
     if !request.filter.is_given() {
         return Err(manifests::WrongUsage(RequestError::NoFilter(verb).to_string()).into());
@@ -309,15 +356,15 @@ async fn apply(change: &Change, verb: Verb, only_state: Option<&str>) -> anyhow:
     let word = if verb == Verb::Discard { "discarded" } else { "moved to pending" };
     match &outcome.dry_run {
         Some(found) => {
-            println!("{} row(s) of {} key(s) would be {word}. Nothing was done.", found.matched, found.keys);
+            outln!("{} row(s) of {} key(s) would be {word}. Nothing was done.", found.matched, found.keys);
             for id in &found.sample {
-                println!("  {id}");
+                outln!("  {id}");
             }
         }
-        None => println!("{} row(s) {word}.", outcome.done),
+        None => outln!("{} row(s) {word}.", outcome.done),
     }
     if outcome.left_rejected > 0 {
-        println!("{} row(s) that were never accepted stayed; --include-rejected moves them.", outcome.left_rejected);
+        outln!("{} row(s) that were never accepted stayed; --include-rejected moves them.", outcome.left_rejected);
     }
     Ok(())
 }

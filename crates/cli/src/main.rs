@@ -2,6 +2,9 @@
 //!
 //! Exit codes of every command: 0 done, 1 failed, 2 wrong usage (contract 2.5.8).
 
+#[macro_use]
+mod output;
+
 mod bench;
 mod check;
 mod demo;
@@ -14,7 +17,6 @@ mod manifests;
 mod migrate;
 mod observe;
 mod operator;
-mod output;
 mod serve;
 mod tail;
 mod traces;
@@ -37,7 +39,7 @@ struct Arguments {
 
     /// What is logged: error, warn, info, debug or trace; or a filter such as `queuebox_engine=debug`. `run` and `operator` log
     /// info, the other commands errors.
-    #[arg(long, global = true, value_name = "LEVEL")]
+    #[arg(long, global = true, value_name = "LEVEL", value_parser = log_directives)]
     log: Option<String>,
 
     /// How it is logged.
@@ -67,7 +69,7 @@ enum Command {
     #[command(subcommand)]
     Dead(letters::Dead),
     /// Put finished rows back to pending: dead ones, or those of the states named.
-    Replay(letters::Change),
+    Replay(letters::Replay),
     /// What a running worker says of itself: backlog, sources, destinations, database.
     Status(observe::Options),
     /// What keeps a running worker from delivering, the cause of the others first.
@@ -95,7 +97,7 @@ enum Command {
 #[tokio::main]
 async fn main() -> ExitCode {
     // Asking for help is no failure, a wrong word is: clap decides, with 0 or 2.
-    let arguments = Arguments::parse();
+    let arguments = Arguments::try_parse().unwrap_or_else(|error| wrong_words(error));
     // Several crates bring TLS; without a default provider the first handshake would panic.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     start_log(&arguments);
@@ -105,7 +107,7 @@ async fn main() -> ExitCode {
         Command::Check(options) => check::run(&options),
         Command::Migrate(options) => migrate::run(&options).await,
         Command::Dead(command) => letters::dead(&command).await,
-        Command::Replay(change) => letters::replay_rows(&change).await,
+        Command::Replay(replay) => letters::replay_rows(&replay).await,
         Command::Status(options) => observe::status(&options).await,
         Command::Explain(options) => observe::explain(&options).await,
         Command::Tail(options) => tail::run(&options).await,
@@ -123,14 +125,62 @@ async fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("queuebox: {}", queuebox_core::redact::redact(&format!("{error:#}")));
+            eprintln!("queuebox: {}", queuebox_core::redact::redact_whole(&chain(&error)));
             ExitCode::from(if error.is::<manifests::WrongUsage>() { 2 } else { 1 })
         }
     }
 }
 
-/// What client libraries say about broken connections, the connectors say as well, once and with names.
-const QUIET: &str = "lapin=off,async_nats=off";
+/// Says what is wrong with the words of the command line, and ends.
+fn wrong_words(error: clap::Error) -> ! {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    let unknown = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(word)) if error.kind() == ErrorKind::UnknownArgument => Some(word.as_str()),
+        _ => None,
+    };
+    if let Some(path) = unknown.filter(|word| is_manifest(word)) {
+        eprintln!("error: {path} stands alone; manifests are named with -f: -f {path}");
+        std::process::exit(2);
+    }
+    error.exit()
+}
+
+fn is_manifest(word: &str) -> bool {
+    !word.starts_with('-')
+        && ([".yaml", ".yml", ".json"].iter().any(|end| word.ends_with(end)) || std::path::Path::new(word).exists())
+}
+
+/// An error and its causes, without those that only repeat what was said before.
+fn chain(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |said, cause| match cause.trim() {
+        "" => said,
+        cause if said.contains(cause) => said,
+        cause if said.is_empty() => cause.to_owned(),
+        cause => format!("{said}: {cause}"),
+    })
+}
+
+const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
+
+/// A word that is no level would be taken for the name of a module, and silence everything else.
+fn log_directives(text: &str) -> Result<String, String> {
+    let levels = "levels are error, warn, info, debug, trace and off; a filter is such as queuebox_engine=debug,info";
+    let is_level = |word: &str| LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
+    // Filters on spans have commas of their own.
+    for part in text.split(',').map(str::trim).filter(|_| !text.contains(['[', '{'])) {
+        let level = part.rsplit_once('=').map_or(part, |(_, level)| level);
+        if !is_level(level) {
+            return Err(format!("{level:?} is no level: {levels}"));
+        }
+    }
+    // The library takes no blanks between them.
+    let text = text.split(',').map(str::trim).collect::<Vec<_>>().join(",");
+    tracing_subscriber::EnvFilter::builder().parse(&text).map_err(|error| format!("{error}: {levels}"))?;
+    Ok(text)
+}
+
+/// What client libraries say about broken connections, the connectors and stores say as well, once and with names.
+const QUIET: &str = "lapin=off,async_nats=off,sqlx=off,sqlx_core=off";
 
 /// The library prints messages that came back with their payloads; these are nobody's to read in a log.
 const NO_PAYLOADS: &str = "lapin::returned_messages=off";
@@ -188,6 +238,31 @@ mod tests {
             tracing::debug!("detail");
         });
         String::from_utf8(written.0.lock().unwrap().clone()).unwrap()
+    }
+
+    #[test]
+    fn a_word_that_is_no_level_is_refused() {
+        for right in ["info", "WARN", "off", "queuebox_engine=debug,info", "info, lapin=trace", "[publish{id=7}]=debug"]
+        {
+            assert!(log_directives(right).is_ok(), "{right}");
+        }
+        for wrong in ["inof", "", "info,verbose", "queuebox=lots", "queuebox_engine", "[=info"] {
+            let refused = log_directives(wrong).unwrap_err();
+            assert!(refused.contains("error, warn, info"), "{wrong}: {refused}");
+        }
+    }
+
+    #[test]
+    fn causes_that_repeat_their_error_are_not_said_again() {
+        let error = anyhow::anyhow!("Connection refused (os error 111)")
+            .context("cannot connect: Connection refused (os error 111)")
+            .context("no answer");
+        assert_eq!(chain(&error), "no answer: cannot connect: Connection refused (os error 111)");
+    }
+
+    #[test]
+    fn a_lone_path_is_taken_for_a_manifest() {
+        assert!(is_manifest("shop.yaml") && is_manifest("src") && !is_manifest("--bogus") && !is_manifest("bogus"));
     }
 
     #[test]

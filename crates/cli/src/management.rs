@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use axum::Router;
-use queuebox_admin::{AdminAuth, CaptureStatus, ManagementParts, Readiness, SourceStatus};
+use queuebox_admin::{AdminAuth, CaptureStatus, ManagementParts, Readiness, SourceStatus, Troubles};
 use queuebox_api::{
     SecretResolver,
     checked::{self, UsedReference},
@@ -51,6 +51,9 @@ pub fn router(parts: Parts) -> anyhow::Result<(Router, watch::Sender<Readiness>)
     let schema_report = Arc::new(OnceLock::new());
     let _ = schema_report.set(parts.schema);
     let sources = sources(&parts.relay, parts.pollers);
+    let troubles = Troubles::default();
+    // Ends with the worker.
+    tokio::spawn(troubles.clone().follow(parts.worker.clone(), parts.tail.clone()));
     let router = queuebox_admin::router(ManagementParts {
         state: Arc::new(move || parts.worker.state()),
         ledger: parts.database.store.clone(),
@@ -59,6 +62,7 @@ pub fn router(parts: Parts) -> anyhow::Result<(Router, watch::Sender<Readiness>)
         metrics: parts.metrics,
         admin_auth: admin_auth(&parts.relay, &parts.secrets)?,
         tail: parts.tail,
+        troubles,
         relay: parts.relay,
         sources: Arc::new(sources),
         capture: Arc::new(move || {

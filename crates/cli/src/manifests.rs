@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc};
 use anyhow::{Context, bail};
 use clap::Args;
 use queuebox_api::{
-    Manifests, Problems, SecretResolver, Target,
+    Kind, Manifests, Problems, SecretResolver, Target,
     checked::{self, UsedReference},
     classic,
 };
@@ -91,6 +91,42 @@ pub struct Loaded {
     pub version: String,
 }
 
+/// A reference of the Relay, or of one of its Sources or Destinations.
+pub fn belongs(relay: &checked::Relay, used: &UsedReference) -> bool {
+    match used.kind {
+        Kind::Relay => used.name == relay.name,
+        Kind::Source => relay.sources.iter().any(|source| source.name == used.name),
+        Kind::Destination => relay.destinations.iter().any(|destination| destination.name == used.name),
+    }
+}
+
+/// Ends a start whose secrets are not there: with them missing, nothing that needs them would work.
+///
+/// # Errors
+/// There are any.
+pub fn refuse_without_value(missing: &[String]) -> anyhow::Result<()> {
+    match missing {
+        [] => Ok(()),
+        missing => bail!("secrets that the manifests refer to are not there:\n{}", missing.join("\n")),
+    }
+}
+
+impl Loaded {
+    /// For commands that look at what is there: a database file that is not there would be made by opening it.
+    ///
+    /// # Errors
+    /// The file does not exist.
+    pub fn needs_database(&self) -> anyhow::Result<()> {
+        match &self.relay.database.server {
+            checked::DatabaseServer::Sqlite { path, .. } if !std::path::Path::new(path).exists() => bail!(
+                "{path} does not exist; Relay.spec.database.sqlite.path is relative to the working folder. Call this where \
+                 `queuebox run` was started, or start it there first"
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Reads the manifests that were asked for.
 ///
 /// # Errors
@@ -111,7 +147,11 @@ pub fn read(given: &Given) -> anyhow::Result<Manifests> {
 }
 
 fn read_classic(path: Option<&std::path::Path>) -> anyhow::Result<classic::Classic> {
-    let variable = std::env::var("QUEUEBOX_CONFIG_FILE").ok();
+    let variable = std::env::var(classic::FILE_VARIABLE).ok();
+    if let Some(folder) = path.filter(|path| path.is_dir()) {
+        let message = format!("{} is a folder; name the classic file in it, such as queuebox.yml", folder.display());
+        return Err(WrongUsage(message).into());
+    }
     let found = classic::find_file(path, variable.as_deref()).map_err(|problem| Problems(vec![problem]))?;
     let text = std::fs::read_to_string(&found).with_context(|| format!("cannot read {}", found.display()))?;
     Ok(classic::read(&found.display().to_string(), &text, &classic::Variables::of_process()))
@@ -168,6 +208,15 @@ pub struct ConvertOptions {
 /// # Errors
 /// The file cannot be read, or its content is wrong.
 pub fn convert(options: &ConvertOptions) -> anyhow::Result<()> {
+    let is_named = options.file.is_some() || std::env::var_os(classic::FILE_VARIABLE).is_some_and(|it| !it.is_empty());
+    if !is_named && !std::path::Path::new(classic::DEFAULT_FILE).is_file() {
+        let message = format!(
+            "name the classic file: queuebox convert queuebox.yml (without one, {} and {} are looked at)",
+            classic::FILE_VARIABLE,
+            classic::DEFAULT_FILE
+        );
+        return Err(WrongUsage(message).into());
+    }
     let mut classic = read_classic(options.file.as_deref())?;
     let written = classic.write();
     if options.output == Output::Json {
@@ -180,7 +229,7 @@ pub fn convert(options: &ConvertOptions) -> anyhow::Result<()> {
         let problems = std::mem::take(&mut classic.manifests.problems);
         return if problems.is_empty() { Ok(()) } else { bail!("{}", Problems(problems)) };
     }
-    println!("{}", written.trim_end());
+    outln!("{}", written.trim_end());
     // Warnings of reading are among the notes.
     for note in &classic.notes {
         eprintln!("note: {note}");

@@ -36,6 +36,9 @@ pub struct Options {
 /// The manifests, the database, or a schema that cannot be migrated.
 pub async fn run(options: &Options) -> anyhow::Result<()> {
     let loaded = manifests::load(&options.given)?;
+    if options.print_grants.is_some() {
+        loaded.needs_database()?;
+    }
     let store = open_store(&loaded.relay, &loaded.secrets).await?.store;
     if let Some(role) = &options.print_grants {
         store.check().await?;
@@ -46,7 +49,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
             Output::Text if statements.is_empty() => {
                 eprintln!("This database knows no roles: there is nothing to grant.")
             }
-            Output::Text => println!("{}", statements.join("\n")),
+            Output::Text => outln!("{}", statements.join("\n")),
         }
         store.close().await;
         return Ok(());
@@ -62,11 +65,11 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
         return print_json(&json!({ "from": from, "to": to, "applied": applied, "adopted": adopted }));
     }
     if let Some(version) = done.adopted {
-        println!("Adopted the history of a classic installation at version {version}.");
+        outln!("Adopted the history of a classic installation at version {version}.");
     }
     for name in &done.applied {
-        println!("Applied {name}.");
+        outln!("Applied {name}.");
     }
-    println!("The schema is at version {}.", done.to);
+    outln!("The schema is at version {}.", done.to);
     Ok(())
 }

@@ -1,6 +1,10 @@
 //! How commands print: for people, or as one JSON value on standard output; and what they show on the way of long work.
 
-use std::time::Duration;
+use std::{
+    fmt,
+    io::{self, Write as _},
+    time::Duration,
+};
 
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -16,12 +20,37 @@ pub enum Output {
     Json,
 }
 
+/// `print!`, for standard output whose reader may have gone: `queuebox generate crds | head -1` is no failure.
+macro_rules! out {
+    ($($text:tt)*) => { $crate::output::write(format_args!($($text)*), "") };
+}
+
+/// `println!`, likewise.
+macro_rules! outln {
+    () => { $crate::output::write(format_args!(""), "\n") };
+    ($($text:tt)*) => { $crate::output::write(format_args!($($text)*), "\n") };
+}
+
+/// What [`out!`] and [`outln!`] do. Nobody reads any more: there is nothing left to do, and nobody to tell.
+pub fn write(text: fmt::Arguments<'_>, end: &str) {
+    let mut stdout = io::stdout().lock();
+    let written = stdout.write_fmt(text).and_then(|()| stdout.write_all(end.as_bytes())).and_then(|()| stdout.flush());
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => {
+            eprintln!("queuebox: cannot write to standard output: {error}");
+            std::process::exit(1);
+        }
+        Ok(()) => {}
+    }
+}
+
 /// Prints a result as one line of JSON.
 ///
 /// # Errors
 /// None that can occur: results are plain data.
 pub fn print_json(result: &impl Serialize) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string(result)?);
+    outln!("{}", serde_json::to_string(result)?);
     Ok(())
 }
 

@@ -92,6 +92,15 @@ impl Server {
     /// See [`run`].
     pub async fn start(loaded: Loaded) -> anyhow::Result<Self> {
         let Loaded { relay, secrets, references, waits_for_secrets, version } = loaded;
+        if waits_for_secrets {
+            // Those of the database are waited for below.
+            let others = references.iter().filter(|used| used.kind != queuebox_api::Kind::Relay).cloned();
+            for text in without_value(&relay, &others.collect::<Vec<_>>(), &secrets) {
+                tracing::warn!("{text}; until it is there, what needs it waits.");
+            }
+        } else {
+            manifests::refuse_without_value(&without_value(&relay, &references, &secrets))?;
+        }
         let catalog = Catalog::new(&relay, secrets.clone());
         // Ports first: a port that is taken is found before anything is done to the database.
         let data = listen(relay.http.port, "http.port").await?;
@@ -240,6 +249,24 @@ pub fn host_name() -> String {
         .unwrap_or_else(|| "queuebox".to_owned())
 }
 
+/// References of this Relay and its parts that have no value, each with manifest, field and reason.
+fn without_value(
+    relay: &queuebox_api::checked::Relay,
+    references: &[UsedReference],
+    secrets: &Arc<dyn queuebox_api::SecretResolver>,
+) -> Vec<String> {
+    references
+        .iter()
+        .filter(|used| manifests::belongs(relay, used))
+        // The last value of a rotation is gone one day.
+        .filter(|used| !used.path.contains("previous"))
+        .filter_map(|used| {
+            let error = secrets.resolve(&used.reference).err()?;
+            Some(format!("{}/{}: {}: {error}", used.kind, used.name, used.path))
+        })
+        .collect()
+}
+
 /// In a cluster a Secret may come after the pod that needs it: whoever is not there is waited for, alive and not ready.
 async fn wait_for_secrets(
     relay: &queuebox_api::checked::Relay,
@@ -294,7 +321,12 @@ async fn database(
             );
         }
         door.wait_for_database(&fault.detail, &[]);
-        tracing::warn!("The database is not there yet, trying again: {}", fault.detail);
+        let what = match fault.code.as_ref() {
+            "read_only" => "takes no writes",
+            "busy" | "lock" => "is locked by somebody else",
+            _ => "is not there yet",
+        };
+        tracing::warn!("The database {what}, trying again: {}", fault.detail);
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(DATABASE_PAUSE_MAX);
     }

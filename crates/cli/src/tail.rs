@@ -86,7 +86,7 @@ pub async fn run(options: &Options) -> anyhow::Result<()> {
 
 /// Where the worker is, and what lets us in.
 fn place(options: &Options) -> anyhow::Result<(String, Option<(String, Secret)>)> {
-    let named = options.url.as_deref().map(|url| url.trim_end_matches('/').to_owned());
+    let named = options.url.as_deref().map(observe::address).transpose()?;
     let open = |base: String| {
         if options.topic.is_some() || options.key.is_some() {
             let message = "topics and keys are told to those who may use the admin API: set Relay.spec.admin, and name the manifests with -f";
@@ -133,7 +133,9 @@ async fn follow(options: &Options, url: &str, credential: Option<(String, Secret
     if !status.is_success() {
         let text = answer.text().await.unwrap_or_default();
         let hint = match status.as_u16() {
-            404 => "; does that worker run with these manifests?",
+            404 => {
+                "; is that the management port (Relay.spec.http.managementPort) of a worker, and does it run with these manifests?"
+            }
             401 => "; name its manifests with -f, so that their credentials are used",
             _ => "",
         };
@@ -153,8 +155,8 @@ async fn print_lines(options: &Options, answer: reqwest::Response) -> anyhow::Re
             let line: Vec<u8> = buffer.drain(..=end).collect();
             let Some(outcome) = outcome(&line)? else { continue };
             match options.output {
-                Output::Json => println!("{outcome}"),
-                Output::Text => println!("{}", text(&outcome)),
+                Output::Json => outln!("{outcome}"),
+                Output::Text => outln!("{}", text(&outcome)),
             }
             left = left.map(|left| left - 1);
             if left == Some(0) {

@@ -61,7 +61,12 @@ const SCHEMES: [&str; 5] = ["basic", "bearer", "digest", "negotiate", "token"];
 
 /// Removes what looks like a secret and cuts the text to [`MAX_CHARS`].
 pub fn redact(text: &str) -> String {
-    cut(printable(credentials(&names_and_urls(text))))
+    cut(redact_whole(text))
+}
+
+/// As [`redact`], without the cut: what a command prints for the person who called it, which may be a list of statements to run.
+pub fn redact_whole(text: &str) -> String {
+    printable(credentials(&names_and_urls(text)))
 }
 
 /// Control characters would act on a terminal, and a database may refuse to store them (PostgreSQL: U+0000).

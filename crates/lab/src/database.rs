@@ -1,15 +1,22 @@
 //! The few statements that the lab runs, on either database. `$1` is a parameter on both.
 
-use std::{path::Path, str::FromStr, sync::Arc};
+use std::{path::Path, sync::Arc};
 
-use anyhow::{Context, bail};
+use anyhow::{anyhow, bail};
 use queuebox_core::ports::Store;
 use queuebox_postgres::{PostgresConfig, PostgresStore};
 use queuebox_sqlite::SqliteConfig;
 use sqlx::{
-    AssertSqlSafe, PgPool, Postgres, Sqlite, SqlitePool, Transaction,
+    AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres, Sqlite, SqlitePool, Transaction,
     sqlite::{SqliteConnectOptions, SqliteJournalMode},
 };
+
+/// Says that the tables beside it are the lab's.
+const MARK: &str = "queuebox_lab";
+
+/// Tables that the lab replaces, and those of QueueBox whose rows it changes.
+const TABLES: [&str; 7] =
+    ["orders", "processed_messages", "shipments", "outbox", "inbox", "queuebox_worker", "queuebox_lane"];
 
 /// A database of the lab: SQLite or PostgreSQL.
 #[derive(Debug, Clone)]
@@ -27,25 +34,57 @@ pub(crate) enum Tx {
 }
 
 impl Database {
-    /// Opens `sqlite:PATH`, a plain path, or `postgres://…`.
+    /// Opens `sqlite:PATH` or `postgres://…`.
     ///
     /// # Errors
     /// The database cannot be reached, or the URL is of another kind.
     pub async fn open(url: &str) -> anyhow::Result<Self> {
         if url.starts_with("postgres://") || url.starts_with("postgresql://") {
-            let pool = PgPool::connect(url).await.context("cannot reach the database of --database-url")?;
+            // The text of the driver holds its cause already, and its pool would only say that time ran out.
+            let unreachable = |error: sqlx::Error| anyhow!("cannot reach the database: {error}");
+            PgConnection::connect(url).await.map_err(unreachable)?.close().await.map_err(unreachable)?;
+            let pool = PgPool::connect(url).await.map_err(unreachable)?;
             return Ok(Self::Postgres(pool, url.to_owned()));
         }
-        let path = url.strip_prefix("sqlite:").unwrap_or(url);
-        if path.contains("://") {
-            bail!("--database-url takes sqlite:PATH or postgres://…");
-        }
-        let options = SqliteConnectOptions::from_str(&format!("sqlite:{path}"))?
+        let path = match url.strip_prefix("sqlite:") {
+            Some(path) if !path.is_empty() => path.strip_prefix("//").unwrap_or(path),
+            _ => bail!("a database of the lab is sqlite:PATH or postgres://…"),
+        };
+        let options = SqliteConnectOptions::new()
+            .filename(path)
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
             .busy_timeout(std::time::Duration::from_secs(10));
-        let pool = SqlitePool::connect_with(options).await.with_context(|| format!("cannot open {path}"))?;
+        let opened = SqlitePool::connect_with(options).await;
+        let pool = opened.map_err(|error| anyhow!("cannot open {path}: {error}; its folder must be there"))?;
         Ok(Self::Sqlite(pool, Path::new(path).to_owned()))
+    }
+
+    /// Takes the database for the lab: it must hold none of the tables that the lab and QueueBox make, unless the lab made them. From
+    /// then on a table `queuebox_lab` says whose they are.
+    ///
+    /// # Errors
+    /// A table is there that the lab did not make.
+    pub async fn claim(&self) -> anyhow::Result<()> {
+        if self.has_table(MARK).await? {
+            return Ok(());
+        }
+        for table in TABLES {
+            if self.has_table(table).await? {
+                bail!("the database has a table {table} that is not the lab's; give an empty database");
+            }
+        }
+        self.execute(&format!("CREATE TABLE {MARK} (made_by VARCHAR(64) PRIMARY KEY)"), &[]).await?;
+        Ok(())
+    }
+
+    /// A table or view of that name, as statements of the lab would find it.
+    async fn has_table(&self, name: &str) -> anyhow::Result<bool> {
+        let sql = match self {
+            Self::Sqlite(..) => format!("SELECT count(*) FROM sqlite_master WHERE lower(name) = '{name}'"),
+            Self::Postgres(..) => format!("SELECT count(to_regclass('{name}'))"),
+        };
+        Ok(self.number(&sql).await? > 0)
     }
 
     /// QueueBox's own access to the same database.

@@ -44,12 +44,13 @@ pub struct Line {
     pub delivered: u32,
 }
 
-/// Runs the three ways of writing over `orders` orders and gives the lines of the table. Makes its tables anew; QueueBox's tables are
-/// migrated and must hold no pending rows.
+/// Runs the three ways of writing over `orders` orders and gives the lines of the table. Makes its tables anew, in an empty database or
+/// one that it has used before; QueueBox's tables are migrated and must hold no pending rows.
 ///
 /// # Errors
-/// The database, or an outbox that is in use.
+/// The database, tables that are not the lab's, or an outbox that is in use.
 pub async fn dual_write(database: &Database, orders: u32, seed: u32) -> anyhow::Result<Vec<Line>> {
+    database.claim().await?;
     let store = database.store().await?;
     store.migrate(MigrateOptions::default()).await.context("cannot make QueueBox's tables")?;
     store.check().await?;

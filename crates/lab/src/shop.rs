@@ -34,11 +34,12 @@ impl Shop {
         Self { database, broken }
     }
 
-    /// Makes the lab's tables anew, with so many unpaid orders.
+    /// Makes the lab's tables anew, with so many unpaid orders, in a database that the lab has [claimed](Database::claim).
     ///
     /// # Errors
-    /// Whatever the database says.
+    /// Tables that are not the lab's, and whatever the database says.
     pub async fn open(&self, orders: u32) -> anyhow::Result<()> {
+        self.database.claim().await?;
         for table in ["orders", "processed_messages", "shipments"] {
             self.database.execute(&format!("DROP TABLE IF EXISTS {table}"), &[]).await?;
         }

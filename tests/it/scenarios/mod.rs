@@ -10,6 +10,7 @@ mod classic;
 mod database_faults;
 mod doctor;
 mod fan_out;
+mod first_hour;
 mod health;
 mod inbound;
 mod kit;

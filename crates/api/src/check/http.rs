@@ -66,6 +66,10 @@ pub(super) fn url(case: &Case<'_>, at: &str, text: &str) -> Option<Url> {
         case.error(at, message);
         None
     };
+    if !text.contains("://") {
+        case.error_with_hint(at, "is no absolute URL", &format!("did you forget http://? Write http://{text}"));
+        return None;
+    }
     let Ok(url) = Url::parse(text) else { return fail("is no absolute URL, such as https://host/path") };
     if !matches!(url.scheme(), "http" | "https") {
         return fail("must begin with http:// or https://");

@@ -533,6 +533,9 @@ pub fn path_problem(text: &str) -> Option<String> {
             "{text:?} may name several values: use names and positions from 0 only, such as $.data.id or $.items[0]"
         ));
     }
+    if !text.starts_with('$') {
+        return Some(format!("{text:?} is no JSONPath: it begins with $; write $.{}", text.trim_start_matches('.')));
+    }
     serde_json_path::JsonPath::parse(text).err().map(|error| format!("{text:?} is no JSONPath: {error}"))
 }
 

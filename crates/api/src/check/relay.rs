@@ -128,6 +128,19 @@ impl Draft {
         if let Some(source) = pushing.filter(|_| parts.routes.is_empty()) {
             case.warning("spec.routes", format!("are none, so what Source {} receives has no way out", source.name));
         }
+        for source in sources.iter().filter(|_| !parts.routes.is_empty()) {
+            let Some(topic) = source.topic.as_ref().filter(|topic| topic.placeholders().next().is_none()) else {
+                continue;
+            };
+            let topic = topic.as_str();
+            if !parts.routes.iter().flat_map(|route| &route.topics).any(|pattern| pattern.matches(topic)) {
+                let what = format!(
+                    "none takes {topic:?}, the topic of Source {}: its messages would be dead, no_route",
+                    source.name
+                );
+                case.warning("spec.routes", what);
+            }
+        }
         if let Some(source) = pushing.filter(|_| parts.inbox.relay.is_none()) {
             case.warning(
                 "spec.inbox.relay.enabled",

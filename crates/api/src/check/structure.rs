@@ -92,7 +92,15 @@ fn wrong(case: &Case<'_>, path: &str, expected: &str, value: &Value) -> Option<V
 }
 
 fn object(case: &Case<'_>, path: &str, schema: &Value, value: &Value) -> Option<Value> {
-    let Value::Object(members) = value else { return wrong(case, path, "a block", value) };
+    let Value::Object(members) = value else {
+        let required = schema.get("required").and_then(Value::as_array).map(Vec::as_slice);
+        // What has but one field is often written without it.
+        if let (Value::String(text), Some([Value::String(only)])) = (value, required) {
+            case.error_with_hint(path, "expected a block, found a text", &format!("write {{{only}: {text}}}"));
+            return None;
+        }
+        return wrong(case, path, "a block", value);
+    };
     if let Some(inner) = schema.get("additionalProperties") {
         return Some(map(case, path, schema, inner, members));
     }

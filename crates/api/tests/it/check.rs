@@ -372,7 +372,10 @@ fn destinations_that_are_wrong() {
         &[
             ("{}", &["spec: give exactly one of http, rabbitmq, kafka, nats"]),
             ("{http: {}}", &["spec.http.url: is missing"]),
-            ("{http: {url: wh.example}}", &["spec.http.url: is no absolute URL, such as https://host/path"]),
+            (
+                "{http: {url: wh.example}}",
+                &["spec.http.url: is no absolute URL (did you forget http://? Write http://wh.example)"],
+            ),
             ("{http: {url: \"ftp://wh/\"}}", &["spec.http.url: must begin with http:// or https://"]),
             (
                 "{http: {url: \"https://u:canary@wh/\"}}",
@@ -412,7 +415,7 @@ fn destinations_that_are_wrong() {
                 &[
                     "spec.http.auth.oauth2.clientSecretFrom: is missing",
                     "spec.http.auth.oauth2.clientSecretFrom: give exactly one of secretKeyRef, env, file",
-                    "spec.http.auth.oauth2.tokenUrl: is no absolute URL, such as https://host/path",
+                    "spec.http.auth.oauth2.tokenUrl: is no absolute URL (did you forget http://? Write http://x)",
                 ],
             ),
             (
@@ -753,4 +756,40 @@ fn hostile_texts_are_refused_and_break_nothing() {
     }
     let bomb = "a: &a [x, x, x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b, *b, *b, *b, *b]\nd: &d [*c, *c, *c, *c, *c, *c, *c, *c]\ne: &e [*d, *d, *d, *d, *d, *d, *d, *d]\nf: &f [*e, *e, *e, *e, *e, *e, *e, *e]\ng: [*f, *f, *f, *f, *f, *f, *f, *f]\n";
     assert!(!problems(bomb).is_empty());
+}
+
+/// What people write first, with what to write in its place.
+#[test]
+fn usual_mistakes_say_what_to_write() {
+    let relay = "{routes: [{topics: [\"order.*\"], destinations: [d]}]}";
+    let text = |relay: &str, source: &str, url: &str| {
+        [
+            manifest("Relay", "shop", relay),
+            manifest("Source", "s", source),
+            manifest("Destination", "d", &format!("{{http: {{url: \"{url}\"}}}}")),
+        ]
+        .join("---\n")
+    };
+    let said = problems(&text(
+        relay,
+        "{relayRef: shop, topic: order.a, idempotencyKeyPath: id, http: {path: /a}}",
+        "127.0.0.1:8099",
+    ));
+    for part in [
+        "spec.relayRef: expected a block, found a text (write {name: shop})",
+        "spec.idempotencyKeyPath: \"id\" is no JSONPath: it begins with $; write $.id",
+        "spec.http.url: is no absolute URL (did you forget http://? Write http://127.0.0.1:8099)",
+    ] {
+        assert!(said.iter().any(|problem| problem.contains(part)), "{part}: {said:#?}");
+    }
+    let warnings = |topic: &str| {
+        let source =
+            format!("{{relayRef: {{name: shop}}, topic: {topic}, idempotencyKeyPath: $.id, http: {{path: /a}}}}");
+        let report = report(&text(relay, &source, "http://h/p"), Target::Local);
+        assert!(report.problems.is_empty(), "{:?}", report.problems);
+        report.warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert!(warnings("order.paid").is_empty());
+    assert!(warnings("\"{{ source }}\"").is_empty(), "only a run knows");
+    assert!(warnings("invoice.paid")[0].contains("none takes \"invoice.paid\", the topic of Source s"));
 }

@@ -82,6 +82,14 @@ pub struct WorkerView {
 }
 
 impl WorkerView {
+    /// Waits for something new about the registration, the destinations or the database; false = the worker is gone.
+    pub async fn changed(&mut self) -> bool {
+        tokio::select! {
+            keeper = self.keeper.changed() => keeper.is_ok(),
+            driver = self.driver.changed() => driver.is_ok(),
+        }
+    }
+
     /// A snapshot for health and status.
     pub fn state(&self) -> WorkerState {
         WorkerState {

@@ -27,8 +27,8 @@ pub struct Backlog {
     pub outbox: OutboxBacklog,
     /// Of the inbox, by source and consumption.
     pub inbox: Vec<SourceBacklog>,
-    /// Both were counted at least once.
-    pub known: bool,
+    /// When the outbox was counted, once both were; `None` = not yet.
+    pub counted_at: Option<Instant>,
 }
 
 /// See the module. Run it with [`run`](Self::run).
@@ -118,6 +118,7 @@ impl Upkeep {
         self.metrics.pool_size.set(size.into());
         self.metrics.pool_idle.set(idle.into());
         self.metrics.pool_waiting.set(waiting.into());
+        let is_anew = outbox.is_some();
         if let Some(outbox) = outbox {
             self.show_outbox(outbox);
             counted.0 = true;
@@ -128,7 +129,11 @@ impl Upkeep {
             counted.1 = true;
             self.backlog.send_modify(|backlog| backlog.inbox = inbox);
         }
-        self.backlog.send_modify(|backlog| backlog.known = counted.0 && counted.1);
+        self.backlog.send_modify(|backlog| {
+            if counted.0 && counted.1 && (is_anew || backlog.counted_at.is_none()) {
+                backlog.counted_at = Some(Instant::now());
+            }
+        });
     }
 
     fn show_outbox(&self, backlog: OutboxBacklog) {

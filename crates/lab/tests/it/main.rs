@@ -45,6 +45,7 @@ mod lab_writes_are_one_transaction {
     use super::*;
 
     async fn nothing_is_half_applied(database: Database) {
+        database.claim().await.unwrap();
         let store = database.store().await.unwrap();
         store.migrate(MigrateOptions::default()).await.unwrap();
         let counts = "SELECT (SELECT count(*) FROM orders WHERE status = 'paid') + (SELECT count(*) FROM outbox) \
@@ -77,5 +78,47 @@ mod lab_writes_are_one_transaction {
     #[tokio::test]
     async fn on_postgres() {
         nothing_is_half_applied(postgres().await).await;
+    }
+}
+
+/// Whatever somebody has in a database stays there, and nothing is added to it.
+mod lab_leaves_other_tables_alone {
+    use super::*;
+
+    async fn it_is_refused(database: Database, tables: &str) {
+        database.execute("CREATE TABLE Orders (id INTEGER, status VARCHAR(20))", &[]).await.unwrap();
+        database.execute("INSERT INTO orders VALUES (7, 'placed')", &[]).await.unwrap();
+        let before = database.number(tables).await.unwrap();
+        let refused = dual_write(&database, 10, 1).await.unwrap_err().to_string();
+        assert!(refused.contains("table orders") && refused.contains("give an empty database"), "{refused}");
+        let opened = Shop::new(database.clone(), Break::Nothing).open(1).await;
+        assert!(opened.is_err());
+        assert_eq!(database.number("SELECT count(*) FROM orders WHERE id = 7").await.unwrap(), 1);
+        assert_eq!(database.number(tables).await.unwrap(), before, "no table was made");
+        database.execute("DROP TABLE orders", &[]).await.unwrap();
+        // A database that the lab has used is used again.
+        for _ in 0..2 {
+            assert_eq!(dual_write(&database, 10, 1).await.unwrap().len(), 3);
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn on_sqlite() {
+        let (database, _folder) = sqlite().await;
+        it_is_refused(database, "SELECT count(*) FROM sqlite_master").await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn on_postgres() {
+        it_is_refused(postgres().await, "SELECT count(*) FROM pg_class WHERE relkind IN ('r', 'v')").await;
+    }
+
+    #[tokio::test]
+    async fn a_url_says_its_kind() {
+        for url in ["foo", "sqlite:", "mysql://h/d", ""] {
+            let refused = Database::open(url).await.unwrap_err().to_string();
+            assert!(refused.contains("sqlite:PATH"), "{url}: {refused}");
+        }
+        assert!(!std::path::Path::new("foo").exists());
     }
 }

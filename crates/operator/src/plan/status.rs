@@ -162,8 +162,8 @@ impl RelayView<'_> {
         if states.iter().all(|state| state.state == "Paused") {
             return Standing::Paused;
         }
-        let worst = states.iter().max_by_key(|state| (state.state != "Up", state.failures));
-        let Some(worst) = worst.filter(|it| it.state != "Up" || it.failures >= FAILURES_MIN) else {
+        let worst = states.iter().max_by_key(|state| (is_held(state), state.failures));
+        let Some(worst) = worst.filter(|it| is_held(it) || it.failures >= FAILURES_MIN) else {
             downs.remove(&key);
             return Standing::Good;
         };
@@ -224,6 +224,11 @@ impl RelayView<'_> {
         missing.dedup();
         missing
     }
+}
+
+/// Its rows wait without being tried. `Failing` is tried all the time, and judged by the number of failures.
+fn is_held(destination: &super::sample::DestinationState) -> bool {
+    !matches!(destination.state.as_str(), "Up" | "Failing")
 }
 
 /// Why a container does not start.

@@ -137,7 +137,7 @@ impl Db {
             Ok(conn) => conn,
             // 08P01: the peer refused a start-up parameter, which no server does.
             Err(error) if queuebox_sql::errors::code(&error).as_deref() == Some("08P01") => return Ok(Mode::Pooled),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(self.unconnected(error)),
         };
         let row = conn.fetch_one("SELECT current_setting('queuebox.direct', true)").await?;
         let kept: Option<String> = row.try_get(0)?;
@@ -170,8 +170,15 @@ impl Db {
                 opened: Instant::now(),
             }),
             Err(sqlx::Error::PoolTimedOut) if self.pool.size() == 0 => Err(self.reason(mode).await),
-            Err(error) => Err(error.into()),
+            Err(error @ (sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed)) => Err(error.into()),
+            Err(error) => Err(self.unconnected(error)),
         }
+    }
+
+    /// A connection that did not come about: to where, and what mends it.
+    fn unconnected(&self, error: sqlx::Error) -> Error {
+        let Target { host, port, database, username, .. } = &self.config.target;
+        Error::Connect { place: format!("{host}:{port}/{database}"), advice: advice(&error, database, username), error }
     }
 
     /// Why no connection could be opened; the pool itself only says that time ran out.
@@ -181,7 +188,7 @@ impl Db {
             Err(error) => return error,
         };
         match tokio::time::timeout(REASON_TIMEOUT, options.connect()).await {
-            Ok(Err(error)) => error.into(),
+            Ok(Err(error)) => self.unconnected(error),
             Ok(Ok(conn)) => {
                 conn.close_hard().await.ok();
                 sqlx::Error::PoolTimedOut.into()
@@ -269,6 +276,24 @@ impl Db {
     /// The server behind the pool is not what it was: idle connections are looked at before they are used again.
     pub fn doubt(&self) {
         doubt(&self.suspect);
+    }
+}
+
+/// The statement or the field that lets the next try succeed.
+fn advice(error: &sqlx::Error, database: &str, username: &str) -> String {
+    let fields = "Relay.spec.database.postgres";
+    match queuebox_sql::errors::code(error).as_deref() {
+        Some("3D000") => format!("; create it (CREATE DATABASE \"{database}\"), or correct {fields}.database"),
+        Some("28P01") => format!(
+            "; correct {fields}.username or passwordFrom, or give the role that password (ALTER ROLE \"{username}\" PASSWORD '…')"
+        ),
+        Some("28000") => format!(
+            "; make the role (CREATE ROLE \"{username}\" LOGIN PASSWORD '…'), let it in by pg_hba.conf, or correct {fields}.username"
+        ),
+        Some("42501") => format!("; GRANT CONNECT ON DATABASE \"{database}\" TO \"{username}\""),
+        Some(_) => String::new(),
+        None if matches!(error, sqlx::Error::Tls(_)) => format!("; look at {fields}.tls"),
+        None => format!("; is it running, and are {fields}.host and port (or urlFrom) right?"),
     }
 }
 
@@ -414,10 +439,10 @@ impl Args {
 
 fn secrets(target: &Target) -> Result<Vec<Option<Arc<str>>>, Error> {
     [
-        ("the password", &target.password),
-        ("tls.ca", &target.tls.ca),
-        ("tls.cert", &target.tls.cert),
-        ("tls.key", &target.tls.key),
+        ("passwordFrom", &target.password),
+        ("tls.caFrom", &target.tls.ca),
+        ("tls.certFrom", &target.tls.cert),
+        ("tls.keyFrom", &target.tls.key),
     ]
     .into_iter()
     .map(|(what, secret)| match secret {

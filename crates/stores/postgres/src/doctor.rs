@@ -40,6 +40,21 @@ SELECT t.name,
   FROM unnest(ARRAY['{outbox}', '{inbox}', '{worker}', '{lane}']) AS t(name)
  WHERE to_regclass(t.name) IS NOT NULL";
 
+/// May the role make tables where they belong?
+const CREATION: &str = "
+SELECT coalesce($1::text, current_schema()::text), current_user::text,
+       has_schema_privilege(to_regnamespace(quote_ident(coalesce($1::text, current_schema()::text)))::oid, 'CREATE')";
+
+/// States that are none, by table.
+const UNKNOWN_STATES: &str = "
+SELECT t, state, n FROM (
+  SELECT 'outbox' AS t, {o.state}::text AS state, count(*) AS n FROM {outbox}
+   WHERE {o.state} NOT IN ('pending', 'processing', 'sent', 'dead') GROUP BY 2
+  UNION ALL
+  SELECT 'inbox', {i.state}::text, count(*) FROM {inbox}
+   WHERE {i.state} NOT IN ('pending', 'processing', 'processed', 'dead') GROUP BY 2) AS unknown
+ LIMIT 10";
+
 /// Indexes of both tables that are broken: a build that was cut off leaves one behind, which costs writes and serves nobody.
 const BROKEN_INDEXES: &str = "
 SELECT c.relname::text
@@ -78,21 +93,37 @@ impl PostgresStore {
         if refused {
             return Ok(findings);
         }
+        if let Some(row) = self.db.rows(&self.sql(SERVER), Args::new()).await?.first() {
+            self.examine_server(&mut Cells::of(row), &mut findings)?;
+        }
         let look = self.look(&self.names).await?;
         match self.demand(&look) {
             Ok(()) => findings.push(ok("tables", "every column and constraint that QueueBox needs is there")),
             Err(error) => {
-                findings.push(failure("tables", error.to_string(), "see the statements"));
+                let detail = error.to_string();
+                let fix = if detail.contains("ALTER TABLE") || detail.contains("CREATE ") {
+                    "run the statements as the owner of the tables"
+                } else if matches!(&error, Error::Misconfigured { code: "foreign_table", .. }) {
+                    "choose a schema or names of its own for QueueBox"
+                } else {
+                    "run \"queuebox migrate\", or start with database.migrate: Auto"
+                };
+                findings.push(failure("tables", detail, fix));
+                findings.extend(self.examine_creation().await?);
                 return Ok(findings);
             }
+        }
+        if let Err(error) = self.check_version(&look).await {
+            findings.push(failure("schema", error.to_string(), "run a release of QueueBox that knows this schema"));
         }
         for (detail, fix) in self.notes(&look, &self.features_of(&look), 0, Mode::Direct) {
             findings.push(Finding { check: "features".to_owned(), level: "warning", detail, fix });
         }
-        findings.push(self.examine_rights().await?);
-        if let Some(row) = self.db.rows(&self.sql(SERVER), Args::new()).await?.first() {
-            self.examine_server(&mut Cells::of(row), &mut findings)?;
+        let rights = self.examine_rights().await?;
+        if rights.level == "ok" {
+            findings.push(self.examine_states().await?);
         }
+        findings.push(rights);
         findings.push(self.examine_indexes().await?);
         findings.push(self.examine_plans().await?);
         Ok(findings)
@@ -133,7 +164,56 @@ impl PostgresStore {
             ok("rights", "SELECT, INSERT, UPDATE and DELETE on all tables")
         } else {
             let detail = format!("not all of SELECT, INSERT, UPDATE, DELETE on {}", lacking.join(", "));
-            failure("rights", detail, "run what \"queuebox migrate --print-grants ROLE\" prints, as the owner")
+            let role = self.role().await?;
+            let grants = queuebox_core::ports::schema::Schema::grants(self, &role);
+            let fix = format!(
+                "as the owner of the tables, what \"queuebox migrate --print-grants {role}\" prints: {};",
+                grants.join("; ")
+            );
+            failure("rights", detail, &fix)
+        })
+    }
+
+    async fn role(&self) -> Result<String, Error> {
+        let rows = self.db.rows(&Arc::from("SELECT current_user::text"), Args::new()).await?;
+        rows.first().map_or(Ok(String::new()), |row| Cells::of(row).next())
+    }
+
+    /// Tables are missing: may this role make them?
+    async fn examine_creation(&self) -> Result<Option<Finding>, Error> {
+        let rows = self.db.rows(&Arc::from(CREATION), Args::new().bind(self.names.schema())).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let mut cells = Cells::of(row);
+        let (schema, role, may): (Option<String>, String, Option<bool>) = (cells.next()?, cells.next()?, cells.next()?);
+        let schema = schema.unwrap_or_else(|| "public".to_owned());
+        Ok((may != Some(true)).then(|| {
+            let detail = format!("role \"{role}\" may not make tables in the schema \"{schema}\"");
+            let fix = format!("as the owner of the schema: GRANT USAGE, CREATE ON SCHEMA \"{schema}\" TO \"{role}\"");
+            failure("rights", detail, &fix)
+        }))
+    }
+
+    /// Rows that nobody will ever read.
+    async fn examine_states(&self) -> Result<Finding, Error> {
+        let mut unknown = Vec::new();
+        let rows = match self.db.rows_planned(&self.sql(UNKNOWN_STATES), Args::new()).await {
+            Ok(rows) => rows,
+            // A table of that size is not walked for this.
+            Err(error) if error.sqlstate().as_deref() == Some("57014") || matches!(error, Error::Timeout(_)) => {
+                return Ok(ok("states", "the tables are too large to look at every row"));
+            }
+            Err(error) => return Err(error),
+        };
+        for row in &rows {
+            let mut cells = Cells::of(row);
+            let (table, state, count): (String, String, i64) = (cells.next()?, cells.next()?, cells.next()?);
+            unknown.push(format!("{count} row(s) of {table} have the state {state:?}"));
+        }
+        Ok(if unknown.is_empty() {
+            ok("states", "every row has a state that QueueBox knows")
+        } else {
+            let detail = format!("{}, which QueueBox does not know: nobody reads them", unknown.join("; "));
+            warning("states", &detail, "set them to 'pending', and leave the column to its default when inserting")
         })
     }
 

@@ -12,6 +12,16 @@ pub enum Error {
     /// The driver's or the server's.
     #[error("PostgreSQL: {}", queuebox_sql::errors::text(.0))]
     Sql(#[from] sqlx::Error),
+    /// No connection: where to, and what mends it.
+    #[error("PostgreSQL at {place}: {}{advice}", queuebox_sql::errors::text(.error))]
+    Connect {
+        /// `host:port/database`.
+        place: String,
+        /// Begins with a semicolon, or is empty.
+        advice: String,
+        /// The driver's or the server's.
+        error: sqlx::Error,
+    },
     /// No answer in time; the connection was given up.
     #[error("PostgreSQL did not answer within {} s; the connection was closed", .0.as_secs())]
     Timeout(Duration),
@@ -23,8 +33,8 @@ pub enum Error {
     /// The worker's row has another token, its lease has ended, or it is gone.
     #[error("the lease of this worker has ended; nothing was written")]
     Fenced,
-    /// A password or certificate cannot be read; names the reference.
-    #[error("cannot read {0}")]
+    /// A password or certificate cannot be read; names the field and the reference.
+    #[error("Relay.spec.database.postgres.{0}")]
     Secret(String),
     /// Names of tables or columns.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
@@ -46,7 +56,7 @@ impl Error {
     /// The SQLSTATE, if the server answered.
     pub fn sqlstate(&self) -> Option<String> {
         match self {
-            Self::Sql(error) => queuebox_sql::errors::code(error),
+            Self::Sql(error) | Self::Connect { error, .. } => queuebox_sql::errors::code(error),
             _ => None,
         }
     }
@@ -94,7 +104,7 @@ impl From<Error> for Fault {
 /// What a failure means. Decided by SQLSTATE alone, never by text.
 pub fn classify(error: &Error) -> Fault {
     let (class, code) = match error {
-        Error::Sql(error) => match queuebox_sql::errors::code(error) {
+        Error::Sql(error) | Error::Connect { error, .. } => match queuebox_sql::errors::code(error) {
             Some(code) => by_sqlstate(&code),
             None => by_driver(error),
         },
@@ -106,7 +116,13 @@ pub fn classify(error: &Error) -> Fault {
         Error::Plan(_) => (Class::Misconfigured, "migrations"),
         Error::Misconfigured { code, .. } => (Class::Misconfigured, *code),
     };
-    let text = error.to_string();
+    let mut text = error.to_string();
+    if code == "permission" {
+        text.push_str(
+            "; the role lacks a right. `queuebox migrate --print-grants ROLE` prints what a worker needs; to make the tables itself it needs \
+             GRANT CREATE ON SCHEMA",
+        );
+    }
     // Our own sentences hold no secret, and a list of statements must not be cut.
     let own = matches!(error, Error::Misconfigured { .. } | Error::Names(_) | Error::Plan(_));
     Fault::new(class, code, if own { text } else { queuebox_core::redact::redact(&text) })

@@ -160,6 +160,17 @@ const DEFINITIONS: [(&str, &str, &str); 35] = [
     ("inbox", "claim_token", "UUID"),
 ];
 
+/// What every version of the two tables has, and hardly another table of that name.
+const OWN_COLUMNS: [(&str, &str); 7] = [
+    ("outbox", "topic"),
+    ("outbox", "payload"),
+    ("outbox", "state"),
+    ("inbox", "source"),
+    ("inbox", "idempotency_key"),
+    ("inbox", "payload"),
+    ("inbox", "state"),
+];
+
 /// What a look at the database found.
 #[derive(Debug, Default)]
 pub(crate) struct Look {
@@ -299,8 +310,34 @@ impl PostgresStore {
         }
     }
 
+    /// A table of these names that somebody else made: neither statements nor a baseline would make it QueueBox's.
+    fn foreign(&self, look: &Look) -> Result<(), Error> {
+        if !self.names.renamed().is_empty() {
+            return Ok(());
+        }
+        for (table, field) in [("outbox", "outboxTableName"), ("inbox", "inboxTableName")] {
+            let own = look.columns.get(table).is_none_or(|_| {
+                OWN_COLUMNS.iter().all(|(of, column)| *of != table || look.has_column(&self.names, table, column))
+            });
+            if !own {
+                let columns: Vec<&str> = look.columns[table].iter().map(String::as_str).collect();
+                let schema = self.names.schema().or(look.schema.as_deref()).unwrap_or("public");
+                return Err(Error::Misconfigured {
+                    code: "foreign_table",
+                    detail: format!(
+                        "table or view {schema}.{table} is not QueueBox's (it has {}). Give QueueBox a schema of its own with \
+                         Relay.spec.database.postgres.schema, or another name with Relay.spec.database.{field}",
+                        columns.join(", ")
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// Everything that is missing, in one error, with the statements that add it.
     pub(crate) fn demand(&self, look: &Look) -> Result<(), Error> {
+        self.foreign(look)?;
         let renamed = !self.names.renamed().is_empty();
         let (mut missing, mut absent) = (Vec::new(), Vec::new());
         for (table, name) in [("outbox", self.names.outbox()), ("inbox", self.names.inbox())] {
@@ -534,16 +571,21 @@ impl PostgresStore {
         }
         let look = self.look(&self.names).await?;
         self.demand(&look)?;
-        let version = match self.read_history(&self.names, &look).await? {
-            Some(history) if !history.is_empty() => queuebox_sql::migrations::verify(&CATALOG, &history)?,
-            _ => self.version_by_columns(&look),
-        };
+        let version = self.check_version(&look).await?;
         let features = self.features_of(&look);
         self.set_features(features);
         self.plan_wake(&look, &features, mode);
         let told = |(note, mend): (String, Option<String>)| mend.map_or(note.clone(), |mend| format!("{note}: {mend}"));
         let notes = self.notes(&look, &features, version, mode).into_iter().map(told).collect();
         Ok(SchemaReport { version, notes })
+    }
+
+    /// Version of the tables; an error where this release must not work on it.
+    pub(crate) async fn check_version(&self, look: &Look) -> Result<u32, Error> {
+        Ok(match self.read_history(&self.names, look).await? {
+            Some(history) if !history.is_empty() => queuebox_sql::migrations::verify(&CATALOG, &history)?,
+            _ => self.version_by_columns(look),
+        })
     }
 
     /// A pooler that gives the connection away after each statement cannot carry a transaction.
@@ -626,6 +668,7 @@ impl PostgresStore {
 
     async fn migrate_locked(&self, names: &Names, options: MigrateOptions) -> Result<Migrated, Error> {
         let look = self.look(names).await?;
+        self.foreign(&look)?;
         let found = Found {
             history: self.read_history(names, &look).await?,
             tables: look.has("outbox") || look.has("inbox"),

@@ -15,7 +15,8 @@ CREATE TABLE {outbox} (
     {o.headers} TEXT NOT NULL DEFAULT '{}'
         CONSTRAINT "it must be JSON" CHECK (json_valid({o.headers})),
     {o.aggregate_type} TEXT CHECK (length({o.aggregate_type}) <= 255),
-    {o.state} TEXT NOT NULL DEFAULT 'pending' CHECK (length({o.state}) <= 50),
+    {o.state} TEXT NOT NULL DEFAULT 'pending'
+        CONSTRAINT "a state is pending, processing, sent or dead" CHECK ({o.state} IN ('pending', 'processing', 'sent', 'dead')),
     {o.attempt} INTEGER NOT NULL DEFAULT 0,
     {o.max_attempts} INTEGER NOT NULL DEFAULT 5,
     {o.scheduled_at} TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%f000Z', 'now'))
@@ -75,7 +76,8 @@ CREATE TABLE {inbox} (
         CONSTRAINT "it must be JSON" CHECK (json_valid({i.headers})),
     {i.correlation_id} TEXT CHECK (length({i.correlation_id}) <= 128),
     {i.consumption} TEXT NOT NULL DEFAULT 'push' CHECK ({i.consumption} IN ('push', 'pull')),
-    {i.state} TEXT NOT NULL DEFAULT 'pending' CHECK (length({i.state}) <= 50),
+    {i.state} TEXT NOT NULL DEFAULT 'pending'
+        CONSTRAINT "a state is pending, processing, processed or dead" CHECK ({i.state} IN ('pending', 'processing', 'processed', 'dead')),
     {i.created_at} TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%f000Z', 'now'))
         CONSTRAINT "a time is written YYYY-MM-DDThh:mm:ss.ffffffZ, in UTC"
         CHECK ({i.created_at} GLOB '[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]T[0-9][0-9]:[0-9][0-9]:[0-9][0-9].[0-9][0-9][0-9][0-9][0-9][0-9]Z'

@@ -29,6 +29,8 @@ mod wake;
 
 use std::{
     collections::HashMap,
+    io::ErrorKind,
+    os::unix::fs::MetadataExt as _,
     path::PathBuf,
     sync::{
         Arc, RwLock,
@@ -92,6 +94,8 @@ pub struct SqliteStore {
 
 struct Inner {
     config: SqliteConfig,
+    /// Device and number of the file as it was opened.
+    identity: Option<(u64, u64)>,
     /// One connection: SQLite has one writer at a time, and a queue in memory is fairer than its busy handler.
     writer: SqlitePool,
     readers: SqlitePool,
@@ -153,10 +157,12 @@ pub async fn open(config: SqliteConfig) -> Result<SqliteStore, Fault> {
             .before_acquire(|connection, _| Box::pin(std::future::ready(Ok(!connection.is_in_transaction()))))
             .acquire_timeout(config.busy_timeout + Duration::from_secs(25))
     };
+    is_writable(&config.path)?;
     let impatient = options.clone().busy_timeout(config.busy_timeout.min(TURN));
     let writer = first_connection(&pool(1), &impatient, &config).await?;
     let readers = pool(config.pool_size.max(3) - 1).connect_lazy_with(options);
     let inner = Inner {
+        identity: identity(&config.path),
         config,
         writer,
         readers,
@@ -167,6 +173,25 @@ pub async fn open(config: SqliteConfig) -> Result<SqliteStore, Fault> {
         passes: queuebox_sql::Passes::default(),
     };
     Ok(SqliteStore { inner: Arc::new(inner) })
+}
+
+/// SQLite opens a file that may not be written all the same, and then refuses every write.
+fn is_writable(path: &std::path::Path) -> Result<(), Fault> {
+    match std::fs::OpenOptions::new().write(true).open(path) {
+        Err(error) if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
+            let detail = format!(
+                "{}: {error}; the process needs to write the database file, its -wal and -shm files, and their folder",
+                path.display()
+            );
+            Err(Fault::misconfigured("read_only", detail))
+        }
+        // Whatever else is wrong SQLite says itself; a file that is not there is made.
+        _ => Ok(()),
+    }
+}
+
+fn identity(path: &std::path::Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()))
 }
 
 /// A new file is turned to WAL under a lock that SQLite does not wait for: of processes that start together all but one are
@@ -188,6 +213,20 @@ async fn first_connection(
 }
 
 impl SqliteStore {
+    /// The file that was opened is still the one at its path. Otherwise everything written from here on would be gone with the process.
+    fn is_in_place(&self) -> Result<(), Fault> {
+        if identity(&self.inner.config.path) == self.inner.identity {
+            return Ok(());
+        }
+        let path = self.inner.config.path.display();
+        Err(Fault::transient(
+            "file_gone",
+            format!(
+                "{path}: the file was removed or replaced while it was open; put it back where that was a mistake, and restart"
+            ),
+        ))
+    }
+
     /// The file's table and column names.
     pub fn names(&self) -> &Names {
         &self.inner.config.names

@@ -45,6 +45,13 @@ SELECT version, name, checksum, min_reader FROM {history} ORDER BY version, name
 const RECORD: &str = "
 INSERT INTO {history} (version, name, checksum, min_reader) VALUES (?1, ?2, ?3, ?4)";
 
+/// States that are none. It walks the table.
+const UNKNOWN_OUTBOX: &str = "
+SELECT {o.state}, count(*) FROM {outbox} WHERE {o.state} NOT IN ('pending', 'processing', 'sent', 'dead') GROUP BY 1 LIMIT 5";
+
+const UNKNOWN_INBOX: &str = "
+SELECT {i.state}, count(*) FROM {inbox} WHERE {i.state} NOT IN ('pending', 'processing', 'processed', 'dead') GROUP BY 1 LIMIT 5";
+
 const UNIQUE: &str = "uq_inbox_source_idempotency";
 
 const WORKER_COLUMNS: [&str; 7] = ["worker", "token", "relay_uid", "config", "lane_hash", "idle", "lease_expires_at"];
@@ -279,6 +286,47 @@ impl SqliteStore {
         Ok((missing, notes))
     }
 
+    /// A table of these names that somebody else made: neither statements nor a baseline would make it QueueBox's.
+    async fn foreign(&self, connection: &mut SqliteConnection) -> Result<(), Fault> {
+        if !self.names().renamed().is_empty() {
+            return Ok(());
+        }
+        let own: [(&str, &str, &[&str]); 2] = [
+            (self.names().outbox(), "outboxTableName", &["topic", "payload", "state"]),
+            (self.names().inbox(), "inboxTableName", &["source", "idempotency_key", "payload", "state"]),
+        ];
+        for (name, field, columns) in own {
+            let found = table(&mut *connection, name).await.map_err(|error| classify(&error))?;
+            if found.is_there() && !columns.iter().all(|column| found.columns.contains(*column)) {
+                let columns: Vec<&str> = found.columns.iter().map(String::as_str).collect();
+                let detail = format!(
+                    "table or view {name} is not QueueBox's (it has {}). Give QueueBox a file of its own with \
+                     Relay.spec.database.sqlite.path, or another name with Relay.spec.database.{field}",
+                    columns.join(", ")
+                );
+                return Err(Fault::misconfigured("foreign_table", detail));
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows that nobody will ever read.
+    async fn unknown_states(&self, connection: &mut SqliteConnection) -> Result<Finding, sqlx::Error> {
+        let mut unknown = Vec::new();
+        for (table, sql) in [("outbox", UNKNOWN_OUTBOX), ("inbox", UNKNOWN_INBOX)] {
+            for row in sqlx::query(self.sql(sql)).fetch_all(&mut *connection).await? {
+                let (state, rows): (String, i64) = (row.try_get(0)?, row.try_get(1)?);
+                unknown.push(format!("{rows} row(s) of {table} have the state {state:?}"));
+            }
+        }
+        if unknown.is_empty() {
+            return Ok(finding("states", "ok", "every row has a state that QueueBox knows".to_owned(), None));
+        }
+        let detail = format!("{}, which QueueBox does not know: nobody reads them", unknown.join("; "));
+        let fix = "set them to 'pending', and leave the column to its default when inserting";
+        Ok(finding("states", "warning", detail, Some(fix)))
+    }
+
     /// The two tables of workers and lanes are needed on SQLite, also beside renamed tables (contract 2.6).
     async fn own_tables(&self, connection: &mut SqliteConnection, missing: &mut Missing) -> Result<(), sqlx::Error> {
         let tables: [(&str, &str, &[&str]); 2] =
@@ -345,6 +393,7 @@ impl Schema for SqliteStore {
         // An immediate transaction: whoever migrates at the same time waits here, then finds nothing to do.
         let mut session = self.write(None).await?;
         let found = self.found(session.connection()).await.map_err(|error| classify(&error))?;
+        self.foreign(session.connection()).await?;
         let plan = plan(&CATALOG, &found, options.baseline)
             .map_err(|error| Fault::misconfigured("migrate", error.to_string()))?;
         if options.baseline.is_some() {
@@ -363,6 +412,7 @@ impl Schema for SqliteStore {
         let mut session = self.read(None).await?;
         let found = self.found(session.connection()).await.map_err(|error| classify(&error))?;
         let history = found.history.unwrap_or_default();
+        self.foreign(session.connection()).await?;
         let recorded = queuebox_sql::migrations::verify(&CATALOG, &history)
             .map_err(|error| Fault::misconfigured("migrate", error.to_string()))?;
         let (missing, mut notes) = self.missing(session.connection()).await.map_err(|error| classify(&error))?;
@@ -388,18 +438,32 @@ impl Schema for SqliteStore {
     }
 
     async fn examine(&self) -> Result<Vec<Finding>, Fault> {
-        let mut findings = vec![match self.check().await {
+        let checked = self.check().await;
+        let has_tables = checked.is_ok();
+        let mut findings = vec![match checked {
             Ok(report) => finding("schema", "ok", format!("version {}", report.version), None),
-            Err(fault) => finding("schema", "error", fault.detail, Some("queuebox migrate")),
-        }];
-        findings.push(match self.write(None).await {
-            Ok(session) => {
-                session.commit().await?;
-                finding("write lock", "ok", "it was got".to_owned(), None)
+            Err(fault) => {
+                let fix = match fault.code.as_ref() {
+                    "migrate" => "run a release of QueueBox that knows this schema",
+                    "foreign_table" => "choose a file or names of its own for QueueBox",
+                    _ => "queuebox migrate",
+                };
+                finding("schema", "error", fault.detail, Some(fix))
             }
-            Err(fault) => finding("write lock", "error", fault.detail, Some("end the transaction that holds it")),
+        }];
+        findings.push(match self.try_write().await {
+            Ok(()) => finding("write lock", "ok", "it was got, and a write was tried".to_owned(), None),
+            Err(fault) if fault.code == "busy" => {
+                finding("write lock", "error", fault.detail, Some("end the transaction that holds it"))
+            }
+            Err(fault) => {
+                finding("write lock", "error", fault.detail, Some("look at the rights of the file and its folder"))
+            }
         });
         let mut session = self.read(None).await?;
+        if has_tables {
+            findings.push(self.unknown_states(session.connection()).await.map_err(|error| classify(&error))?);
+        }
         findings.extend(pragmas(session.connection()).await.map_err(|error| classify(&error))?);
         session.commit().await?;
         findings.push(self.log_size());
@@ -422,6 +486,15 @@ impl Schema for SqliteStore {
 }
 
 impl SqliteStore {
+    /// Writes and takes it back: a transaction alone begins on a file that may not be written.
+    async fn try_write(&self) -> Result<(), Fault> {
+        let mut session = self.write(None).await?;
+        let written =
+            sqlx::raw_sql("CREATE TABLE queuebox_write_check (tried INTEGER)").execute(session.connection()).await;
+        // Dropped without a commit, the session rolls back.
+        written.map(drop).map_err(|error| classify(&error))
+    }
+
     /// A log that grows without end means that somebody reads without end.
     fn log_size(&self) -> Finding {
         const LARGE: u64 = 256 << 20;

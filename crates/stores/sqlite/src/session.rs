@@ -57,6 +57,7 @@ impl SqliteStore {
     /// Asks for the lock again and again within the busy timeout. SQLite waits for it by itself only for a moment (`TURN`), and
     /// BUSY_RECOVERY and BUSY_SNAPSHOT come at once.
     async fn begin(&self, pool: &SqlitePool, how: &'static str) -> Result<Transaction<'static, Sqlite>, Fault> {
+        self.is_in_place()?;
         let _counted = Counted::new(&self.inner.waiting);
         let until = Instant::now() + self.inner.config.busy_timeout;
         loop {

@@ -25,6 +25,13 @@ pub struct TlsFiles {
     pub key: Option<Secret>,
 }
 
+impl TlsFiles {
+    /// Every file that is given can be read.
+    pub(crate) fn readable(&self) -> Result<(), SecretError> {
+        [&self.ca, &self.cert, &self.key].into_iter().flatten().try_for_each(|file| file.current().map(drop))
+    }
+}
+
 /// Why no TLS configuration could be made. Names the field, never the content.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum TlsError {

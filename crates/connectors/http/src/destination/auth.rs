@@ -166,6 +166,16 @@ impl Credential {
         Ok(Used { header })
     }
 
+    /// The secret that every request needs can be read.
+    pub(super) fn readable(&self) -> Result<(), Fault> {
+        let secret = match self {
+            Self::None => return Ok(()),
+            Self::Bearer(secret) | Self::Header { value: secret, .. } | Self::Basic { password: secret, .. } => secret,
+            Self::OAuth2(grant) => &grant.config.client_secret,
+        };
+        secret.current().map(drop).map_err(|error| secret_fault(&error))
+    }
+
     /// Tells how the receiver took the credential.
     pub(super) fn answered(&self, used: &Used, status: StatusCode) {
         if let (Self::OAuth2(grant), Some((_, header))) = (self, &used.header) {

@@ -35,7 +35,7 @@ use crate::{
     client::{
         Answer, Client, ClientConfig, SendError,
         progress::{Phase, Progress},
-        tls::Tls,
+        tls::{Tls, TlsError},
     },
 };
 
@@ -110,6 +110,7 @@ pub struct HttpDestination {
     headers: headers::Base,
     auth: auth::Credential,
     signing: Option<Signing>,
+    tls: TlsFiles,
     permanent: Vec<StatusRule>,
     error_body_bytes_max: usize,
     url: Url,
@@ -138,6 +139,7 @@ impl HttpDestination {
             headers,
             auth,
             signing: config.signing,
+            tls: config.tls,
             permanent: config.permanent_statuses,
             error_body_bytes_max: config.error_body_bytes_max,
             url: config.url,
@@ -245,8 +247,13 @@ impl Destination for HttpDestination {
         self.attempt(delivery, Instant::now() + budget, budget).await
     }
 
+    /// Our own secrets can be read; the receiver is not asked, since a request would be a delivery.
     async fn probe(&self) -> Result<(), Fault> {
-        Ok(())
+        self.auth.readable()?;
+        if let Some(signing) = &self.signing {
+            signing.readable()?;
+        }
+        self.tls.readable().map_err(|error| secret_fault(&error))
     }
 
     async fn close(&self) {
@@ -267,6 +274,9 @@ fn out_of_time(class: Class, phase: Phase, budget: Duration, what: &str) -> Faul
 
 /// What a failed exchange means. Only what may have left this machine is ambiguous.
 fn classify(error: &SendError) -> Fault {
+    if let SendError::Tls(TlsError::Secret(error)) = error {
+        return secret_fault(error);
+    }
     let (class, code) = match error {
         SendError::Resolve { .. } => (Class::Transient, "resolve"),
         SendError::Private { .. } => (Class::Transient, "private_address"),
@@ -283,8 +293,9 @@ fn classify(error: &SendError) -> Fault {
     Fault::new(class, code, queuebox_core::redact::redact(&detail)).tripping()
 }
 
+/// Our own secret is not there: the message was never offered to anybody, so it waits without spending attempts (contract 7.5).
 pub(crate) fn secret_fault(error: &crate::SecretError) -> Fault {
-    Fault::transient("secret", error.to_string())
+    Fault::not_connected("secret", error.to_string())
 }
 
 pub(crate) fn status_name(status: StatusCode) -> String {

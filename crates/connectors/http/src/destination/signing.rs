@@ -68,6 +68,15 @@ impl Signing {
         }
     }
 
+    /// The secrets that every request needs can be read.
+    pub(super) fn readable(&self) -> Result<(), Fault> {
+        let secrets: Vec<&Secret> = match self {
+            Self::StandardWebhooks { secret, previous } => std::iter::once(secret).chain(previous).collect(),
+            Self::Hmac(hmac) => vec![&hmac.secret],
+        };
+        secrets.into_iter().try_for_each(|secret| secret.current().map(drop).map_err(|error| secret_fault(&error)))
+    }
+
     pub(super) fn secrets(&self) -> Vec<Arc<str>> {
         match self {
             Self::StandardWebhooks { secret, previous } => values(std::iter::once(secret).chain(previous)),

@@ -24,6 +24,7 @@ pub(super) enum Answer {
     BadRequest(String),
     Unauthorized(String),
     NotFound,
+    OtherMethod,
     TimedOut,
     TooLarge(usize),
     Encoded,
@@ -57,6 +58,7 @@ impl Answer {
             Self::RateLimited(pause) => Some(whole_seconds(*pause)),
             _ => None,
         };
+        let takes_post_only = matches!(self, Self::OtherMethod);
         let (status, json) = self.parts();
         let is_json = json.starts_with('{');
         let mut response = Response::new(Either::Left(Full::new(Bytes::from(json))));
@@ -70,6 +72,9 @@ impl Answer {
         }
         if let Some(seconds) = retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if takes_post_only {
+            headers.insert(header::ALLOW, HeaderValue::from_static("POST"));
         }
         if closing {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -85,7 +90,8 @@ impl Answer {
             Self::Duplicate => (StatusCode::OK, r#"{"status":"duplicate"}"#.to_owned()),
             Self::BadRequest(reason) => (StatusCode::BAD_REQUEST, error(&reason)),
             Self::Unauthorized(reason) => (StatusCode::UNAUTHORIZED, error(&reason)),
-            Self::NotFound => (StatusCode::NOT_FOUND, String::new()),
+            Self::NotFound => (StatusCode::NOT_FOUND, error("No source at this path")),
+            Self::OtherMethod => (StatusCode::METHOD_NOT_ALLOWED, error("Only POST is taken here")),
             Self::TimedOut => (StatusCode::REQUEST_TIMEOUT, error("Request body was not received in time")),
             Self::TooLarge(limit) => {
                 (StatusCode::PAYLOAD_TOO_LARGE, error(&format!("Request body exceeds {limit} bytes")))

@@ -140,7 +140,7 @@ impl DataPort {
     }
 
     async fn handle(&self, request: Request<Incoming>, spelling: &Spelling) -> Response<PortBody> {
-        let Some(route) = self.routes.get(request.uri().path()) else {
+        let Some(route) = self.route(request.uri().path()) else {
             return self.elsewhere(request).await;
         };
         // Counted from here on: a drain waits for it.
@@ -149,9 +149,15 @@ impl DataPort {
         let answer = if request.method() == Method::POST {
             route.receive(self, request, spelling, correlation_id.clone()).await
         } else {
-            Answer::NotFound
+            Answer::OtherMethod
         };
         answer.response(Some(&correlation_id), self.is_refusing())
+    }
+
+    /// The source of a path, which may be written with percent-encoded characters.
+    fn route(&self, path: &str) -> Option<&Route> {
+        let decoded = || percent_encoding::percent_decode_str(path).decode_utf8().ok();
+        self.routes.get(path).or_else(|| self.routes.get(decoded()?.as_ref()))
     }
 
     async fn elsewhere(&self, request: Request<Incoming>) -> Response<PortBody> {

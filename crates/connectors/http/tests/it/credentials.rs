@@ -6,7 +6,7 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use queuebox_core::Class;
+use queuebox_core::{Class, SecretError, ports::Destination as _};
 use queuebox_http::{
     Auth, Authenticator, Secret, TlsFiles,
     auth::{HmacAuth, HmacPayloadFormat},
@@ -29,6 +29,43 @@ async fn authorization(auth: OutboundAuth) -> Option<String> {
     let receiver = Receiver::start(vec![answer(200, &[], "")]).await;
     publish(&destination(&receiver.url(), |config| config.auth = Some(auth))).await.unwrap();
     receiver.seen()[0].header("Authorization").map(str::to_owned)
+}
+
+/// A secret of our own that is not there costs no attempt: the destination is held until its probe can read it.
+#[tokio::test]
+async fn a_missing_secret_is_no_attempt() {
+    let receiver = Receiver::start(vec![answer(200, &[], "")]).await;
+    let found = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let secret = || {
+        let found = found.clone();
+        Secret::from_fn(move || match found.load(std::sync::atomic::Ordering::SeqCst) {
+            true => Ok("c2VjcmV0".into()),
+            false => {
+                Err(SecretError { reference: "env TOKEN".to_owned(), reason: "the variable is not set".to_owned() })
+            }
+        })
+    };
+    let destinations = [
+        destination(&receiver.url(), |config| config.auth = Some(OutboundAuth::Bearer(secret()))),
+        destination(&receiver.url(), |config| {
+            config.signing = Some(Signing::StandardWebhooks { secret: secret(), previous: None });
+        }),
+        destination(&receiver.url().replace("http://", "https://"), |config| {
+            config.tls = TlsFiles { ca: Some(secret()), ..TlsFiles::default() }
+        }),
+    ];
+    for destination in &destinations {
+        for fault in [publish(destination).await.unwrap_err(), destination.probe().await.unwrap_err()] {
+            assert_eq!((fault.class, fault.code.as_ref()), (Class::NotConnected, "secret"), "{fault}");
+            assert!(fault.detail.contains("env TOKEN"), "{fault}");
+        }
+    }
+    assert!(receiver.seen().is_empty());
+    found.store(true, std::sync::atomic::Ordering::SeqCst);
+    for destination in &destinations {
+        destination.probe().await.unwrap();
+    }
+    publish(&destinations[0]).await.unwrap();
 }
 
 /// conformance 109

@@ -50,7 +50,8 @@ async fn webhook_answers_match_the_table() {
     }
     let port = port_answering(Admission::Stored(id)).await;
     let other = port.send("PUT /inbox/orders HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").await;
-    assert_answer(&other, 404, "");
+    assert_answer(&other, 405, r#"{"error":"Only POST is taken here"}"#);
+    assert_eq!(other.header("allow"), Some("POST"));
 }
 
 /// conformance 9: the refusals before the intake
@@ -99,12 +100,25 @@ async fn the_root_answers_and_nothing_else_does() {
     let port = port_answering(Admission::Duplicate).await;
     let root = port.send("GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
     assert_eq!((root.status, root.body.as_str()), (200, "QueueBox is running!"));
-    for (method, path) in
-        [("GET", "/inbox/orders"), ("POST", "/inbox/other"), ("POST", "/orders"), ("GET", "/metrics"), ("POST", "/")]
-    {
+    let nowhere = r#"{"error":"No source at this path"}"#;
+    for (method, path) in [("POST", "/inbox/other"), ("POST", "/orders"), ("GET", "/metrics"), ("POST", "/")] {
         let reply = port.send(format!("{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")).await;
-        assert_eq!((reply.status, reply.body.as_str()), (404, ""), "{method} {path}");
+        assert_eq!((reply.status, reply.body.as_str()), (404, nowhere), "{method} {path}");
     }
+}
+
+#[tokio::test]
+async fn a_path_may_be_percent_encoded() {
+    let intake = Memory::storing();
+    let spaced = HttpSource { path: "/shop orders".to_owned(), ..source() };
+    let port = Port::start(DataPortConfig::default(), spaced, intake.clone()).await;
+    for path in ["/inbox/shop%20orders", "/inbox/%73hop%20orders"] {
+        let reply = port.send(format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}")).await;
+        assert_eq!(reply.status, 202, "{path}");
+    }
+    let reply = port.send("POST /inbox/shop%FForders HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}").await;
+    assert_eq!(reply.status, 404);
+    assert_eq!(intake.count(), 2);
 }
 
 #[tokio::test]

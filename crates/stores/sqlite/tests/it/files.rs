@@ -357,6 +357,40 @@ async fn a_file_that_cannot_be_opened_is_named() {
     assert_eq!(fault.class, Class::Misconfigured);
 }
 
+/// A file that may not be written is refused at once; SQLite itself would open it and refuse every write later.
+#[tokio::test]
+async fn a_file_that_may_not_be_written_is_refused() {
+    // Nobody may write there, not even root.
+    let fault = open(SqliteConfig::new("/sys/kernel/uevent_seqnum")).await.unwrap_err();
+    assert_eq!((fault.class, fault.code.as_ref()), (Class::Misconfigured, "read_only"), "{fault}");
+    assert!(fault.detail.contains("uevent_seqnum") && fault.detail.contains("needs to write"), "{fault}");
+}
+
+/// A file that was removed or replaced takes nothing any more: what is written to it would be gone with the process.
+#[tokio::test]
+async fn a_file_that_is_gone_is_told() {
+    let h = SqliteHarness::start(Setup::default()).await;
+    let store = h.open().await;
+    store.check().await.unwrap();
+    let path = h.path();
+    let kept = path.with_extension("kept");
+    std::fs::rename(&path, &kept).unwrap();
+    let message = queuebox_conformance::store::inbox::message;
+    for replaced in [false, true] {
+        if replaced {
+            std::fs::write(&path, "").unwrap();
+        }
+        let fault = store.ping().await.unwrap_err();
+        assert_eq!((fault.class, fault.code.as_ref()), (Class::Transient, "file_gone"), "{fault}");
+        assert!(fault.detail.contains("removed or replaced") && fault.detail.contains("restart"), "{fault}");
+        assert!(
+            !matches!(store.admit(&[message("s", "key")]).await, Ok(answers) if matches!(answers[..], [Admitted::New(_)]))
+        );
+    }
+    std::fs::rename(&kept, &path).unwrap();
+    store.ping().await.unwrap();
+}
+
 /// A start without tables names the migration and prints every statement; run by hand they make a database that works.
 #[tokio::test]
 async fn the_printed_statements_make_a_database() {
