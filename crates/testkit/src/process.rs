@@ -142,8 +142,9 @@ impl Process {
         self.signal(Signal::Cont);
     }
 
-    /// Waits for its end; panics with the end of its log when it still runs after `timeout`.
+    /// Waits for its end, which is expected; panics with the end of its log when it still runs after `timeout`.
     pub async fn wait(&self, timeout: Duration) -> ExitStatus {
+        self.dismissed.store(true, Ordering::SeqCst);
         match self.wait_for_end(timeout).await {
             Ok(status) => status,
             Err(Unfinished) => panic!("{} still runs after {timeout:?}; {}", self.name, self.end_of_log()),

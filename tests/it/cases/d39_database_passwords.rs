@@ -122,7 +122,7 @@ async fn a_wrong_one_is_refused_with_its_field() {
     for (password, field) in [
         (encoded(&decoded), "Relay.spec.database.postgres.urlFrom"),
         // Not encoded at all.
-        (login.password.clone(), "DATABASE_URL"),
+        (login.password.clone(), "Relay.spec.database.postgres.urlFrom"),
     ] {
         let said = refused(&login.world().await.env("DATABASE_URL", &raw(&password))).await;
         says(&said, field);

@@ -136,6 +136,12 @@ impl PostgresConfig {
         if !matches!(parsed.scheme(), "postgres" | "postgresql") {
             return Err(UrlError::Scheme);
         }
+        // A password with a reserved character of its own: what is taken for the host is a part of it, and would be told as such.
+        let behind = [parsed.query().unwrap_or_default(), parsed.fragment().unwrap_or_default()];
+        let in_login = !parsed.username().is_empty() && behind.iter().any(|part| part.contains('@'));
+        if parsed.path().contains('@') || in_login {
+            return Err(UrlError::Invalid("there is an @ after its host".to_owned()));
+        }
         let mut username = decode(parsed.username(), "user name")?;
         let mut password = parsed.password().map(|text| decode(text, "password")).transpose()?;
         let mut tls = Tls::default();
